@@ -1,0 +1,88 @@
+"""Files that are never half-written, their checksums, and a record of what made them."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from mxq import __version__
+
+_CHUNK = 8 << 20
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a temporary file beside ``path`` that takes its name only when the block ends without an error."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with open(fd, mode, encoding=None if "b" in mode else "utf-8") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp makes private files; what we publish gets the permissions any other new file would have.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically, with a final newline."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    with atomic_write(path) as stream:
+        stream.write(text + "\n")
+
+
+def sha256_file(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_text(text: str) -> str:
+    """Return the hexadecimal SHA-256 of ``text`` in UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Return the versions of mxq, Python and ``packages`` (None for one that is not installed)."""
+    found: dict[str, str | None] = {"mxq": __version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Return what ran the work, as far as it can be told without importing torch: processor, cores, memory, system."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    memory = None
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cpu": name, "cores": os.cpu_count(), "memory_bytes": memory, "system": platform.platform(terse=True)}
+
+
+def command_line() -> list[str]:
+    """Return the command that is running, with the program's name instead of its path."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

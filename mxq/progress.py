@@ -1,0 +1,86 @@
+"""Progress on stderr: a live bar in a terminal, one line every few seconds elsewhere, silence with ``--quiet``."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+_LINE_EVERY_S = 10.0
+_quiet = False
+
+Advance = Callable[[float], None]
+"""Call it with the amount done since the last call, in the unit the bar was opened with."""
+
+
+def set_quiet(quiet: bool) -> None:
+    """Turn all progress and notes off or on for this process."""
+    global _quiet
+    _quiet = quiet
+
+
+def note(message: str) -> None:
+    """Say something in passing, on stderr."""
+    if not _quiet:
+        print(message, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def progress(title: str, total: float, unit: str = "") -> Iterator[Advance]:
+    """Show how much of ``total`` is done; ``unit`` is "B" for bytes, else a word such as "requests"."""
+    if _quiet or total <= 0:
+        yield lambda amount: None
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _bar(title, total, unit) as advance:
+            yield advance
+    else:
+        yield _Lines(title, total, unit)
+
+
+@contextlib.contextmanager
+def _bar(title: str, total: float, unit: str) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    amount = (DownloadColumn(), TransferSpeedColumn()) if unit == "B" else (MofNCompleteColumn(), TextColumn(unit))
+    console = Console(file=sys.stderr)
+    with Progress(TextColumn("{task.description}"), BarColumn(), *amount, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(title, total=total)
+
+        def advance(amount: float) -> None:
+            bar.advance(task, amount)
+
+        yield advance
+
+
+class _Lines:
+    """Progress for logs and pipes."""
+
+    def __init__(self, title: str, total: float, unit: str) -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._done = 0.0
+        self._started = self._shown = time.monotonic()
+
+    def __call__(self, amount: float) -> None:
+        self._done += amount
+        now = time.monotonic()
+        if now - self._shown >= _LINE_EVERY_S or self._done >= self._total:
+            self._shown = now
+            self._show(now - self._started)
+
+    def _show(self, elapsed: float) -> None:
+        share = self._done / self._total
+        left = elapsed * (1 - share) / share if share else 0.0
+        if self._unit == "B":
+            amount = f"{self._done / 1e9:.3f}/{self._total / 1e9:.3f} GB, {self._done / 1e9 / max(elapsed, 1e-9):.2f} GB/s"
+        else:
+            amount = f"{self._done:g}/{self._total:g} {self._unit}"
+        note(f"{self._title}: {share:4.0%} ({amount}), {elapsed:.0f} s, {left:.0f} s left")
