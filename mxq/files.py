@@ -23,7 +23,7 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
-        with open(fd, mode, encoding=None if "b" in mode else "utf-8") as stream:
+        with os.fdopen(fd, mode, encoding=None if "b" in mode else "utf-8") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

@@ -52,7 +52,8 @@ def _bar(title: str, total: float, unit: str) -> Iterator[Advance]:
 
     amount = (DownloadColumn(), TransferSpeedColumn()) if unit == "B" else (MofNCompleteColumn(), TextColumn(unit))
     console = Console(file=sys.stderr)
-    with Progress(TextColumn("{task.description}"), BarColumn(), *amount, TimeRemainingColumn(), console=console) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), *amount, TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=total)
 
         def advance(amount: float) -> None:
@@ -80,7 +81,8 @@ class _Lines:
         share = self._done / self._total
         left = elapsed * (1 - share) / share if share else 0.0
         if self._unit == "B":
-            amount = f"{self._done / 1e9:.3f}/{self._total / 1e9:.3f} GB, {self._done / 1e9 / max(elapsed, 1e-9):.2f} GB/s"
+            done, total = self._done / 1e9, self._total / 1e9
+            amount = f"{done:.3f}/{total:.3f} GB, {done / max(elapsed, 1e-9):.2f} GB/s"
         else:
             amount = f"{self._done:g}/{self._total:g} {self._unit}"
         note(f"{self._title}: {share:4.0%} ({amount}), {elapsed:.0f} s, {left:.0f} s left")

@@ -4,10 +4,8 @@ Exit codes are those of :mod:`mxq.errors`; results go to stdout, everything else
 """
 
 import importlib
-import os
-import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -44,48 +42,85 @@ class _LazyGroup(click.Group):
             return None
         command = importlib.import_module(f"mxq.cli.{_VERBS[name][0]}").command
         assert isinstance(command, click.Command)
+        # People add --debug to the end of the line that has just failed, so it is understood there too.
+        command.params += [option for option in _EVERYWHERE if option not in command.params]
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(error.command_name, possibilities=_VERBS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Options come after the verb as often as before it; the environment variable reaches both.
-        debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click knows what to do, also when the reader of stdout (head, less) has gone away
         except errors.MxqError as error:
-            if debug:
-                traceback.print_exc()
-            _fail(f"error: {error.message}", error.hint, error.exit_code)
+            _fail(ctx, f"error: {error.message}", error.hint, error.exit_code)
         except KeyboardInterrupt:
-            _fail("interrupted", "run the same command again to continue", errors.InterruptedRunError.exit_code)
-        except BrokenPipeError:
-            # The reader of stdout (head, less) went away: not our failure, and nothing to say it to.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(1)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+            _fail(ctx, "interrupted", "run the same command again", errors.InterruptedRunError.exit_code)
+        except OSError as error:
+            where = f": {error.filename}" if error.filename is not None else ""
+            _fail(ctx, f"error: {error.strerror or error}{where}", None, 1)
         except Exception as error:
-            if debug:
-                traceback.print_exc()
-            _fail(
-                f"error: {type(error).__name__}: {error}",
-                "this is not an error mxq expects: run `mxq --debug ...` for the traceback and report it",
-                1,
-            )
+            _fail(ctx, f"error: {type(error).__name__}: {error}", _UNEXPECTED, 1)
 
 
-def _fail(message: str, hint: str | None, code: int) -> None:
+_UNEXPECTED = "mxq did not expect this: run it again with --debug and report the traceback"
+
+
+def _fail(ctx: click.Context, message: str, hint: str | None, code: int) -> NoReturn:
+    if ctx.meta.get(_DEBUG):
+        traceback.print_exc()
     click.echo(message if hint is None else f"{message}\n  -> {hint}", err=True)
     raise click.exceptions.Exit(code)
 
 
-@click.group(cls=_LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+def _remember_debug(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().meta[_DEBUG] = True
+
+
+def _be_quiet(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    if value or ctx.parent is None:  # not given after the verb says nothing; not given before it means no
+        progress.set_quiet(value)
+
+
+_DEBUG = "mxq.debug"
+_EVERYWHERE = [
+    click.Option(
+        ["--debug"],
+        is_flag=True,
+        envvar="MXQ_DEBUG",
+        expose_value=False,
+        callback=_remember_debug,
+        help="Show tracebacks.",
+    ),
+    click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_be_quiet,
+        help="No progress and no notes on stderr.",
+    ),
+]
+
+
+@click.group(
+    cls=_LazyGroup,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="VERB [ARGS]...",
+    params=[*_EVERYWHERE],
+)
 @click.version_option(__version__, prog_name="mxq")
-@click.option("--debug", is_flag=True, envvar="MXQ_DEBUG", help="Show tracebacks.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress and no notes on stderr.")
-def main(debug: bool, quiet: bool) -> None:
+def main() -> None:
     """Convert Qwen3.5 models to OCP MXFP4 and measure whether speculative decoding survives."""
-    progress.set_quiet(quiet)

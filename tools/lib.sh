@@ -1,0 +1,55 @@
+# What quickstart.sh and test.sh share: a .venv in the checkout with what tools/constraints.txt pins. Sourced, not run.
+#
+# PYTHON chooses the interpreter; pip's own PIP_* variables and configuration files are honoured.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+VENV="$ROOT/.venv"
+unset PYTHONHOME PYTHONPATH # would bring another environment's packages into ours
+
+say() {
+  printf '\n== %s\n' "$*" >&2
+}
+
+die() {
+  printf 'error: %s\n  -> %s\n' "$1" "$2" >&2
+  exit 1
+}
+
+find_python() {
+  local candidate candidates=(python3 python3.14 python3.13 python3.12 python3.11)
+  [[ -z "${PYTHON:-}" ]] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      "$candidate" -c 'import ensurepip, venv' 2>/dev/null ||
+        die "$candidate cannot make virtual environments" \
+          "install its venv package, on Debian and Ubuntu: apt-get install $(basename "$candidate")-venv"
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.11 or newer found (tried: ${candidates[*]})" \
+    "on Debian and Ubuntu: apt-get install python3.11 python3.11-venv; or say where it is: PYTHON=/path/to/python3.11"
+}
+
+# install_mxq EXTRA: make .venv hold mxq[EXTRA] (plot, or dev which contains it), at once if it already does.
+install_mxq() {
+  local extra=$1 wanted held python
+  wanted="$(cd "$ROOT" && { pwd && cat pyproject.toml tools/constraints.txt tools/lib.sh mxq/__init__.py; } | sha256sum)"
+  for held in "$extra" dev; do
+    if [[ "$(cat "$VENV/.mxq-$held" 2>/dev/null)" == "$wanted" ]] && "$VENV/bin/python" -c 'import mxq' 2>/dev/null; then
+      return
+    fi
+  done
+
+  if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+    python="$(find_python)"
+    say "Making .venv with $("$python" --version)"
+    "$python" -m venv --clear "$VENV"
+  fi
+  say "Installing mxq[$extra] and what it needs into .venv (PyTorch is the large one)"
+  # The build backend comes first and pinned, because an isolated build would fetch whatever version is newest.
+  "$VENV/bin/python" -m pip install --constraint "$ROOT/tools/constraints.txt" pip hatchling editables
+  "$VENV/bin/python" -m pip install --constraint "$ROOT/tools/constraints.txt" \
+    --no-build-isolation --editable "$ROOT[$extra]"
+  printf '%s\n' "$wanted" >"$VENV/.mxq-$extra"
+}
