@@ -1,1 +1,1 @@
-""""""
+"""Number formats: what the bytes of a quantized tensor mean."""
