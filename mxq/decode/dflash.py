@@ -102,7 +102,7 @@ class DFlashAttention(nn.Module):
         key = torch.cat([context[0], own_key], dim=2)
         value = torch.cat([context[1], own_value], dim=2)
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+        return self.o_proj(out.transpose(1, 2).flatten(-2))
 
 
 class DFlashMLP(nn.Module):
@@ -115,7 +115,7 @@ class DFlashMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DFlashLayer(nn.Module):
@@ -130,7 +130,7 @@ class DFlashLayer(nn.Module):
 
     def forward(self, x: Tensor, rotary: KeyValue, context: KeyValue, mask: Tensor | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotary, context, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlashModel(nn.Module):
@@ -180,7 +180,7 @@ class DFlashModel(nn.Module):
         x = embeddings
         for index, layer in enumerate(self.layers):
             x = layer(x, rotary, context[index], None if masks is None else masks[index])
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
 
 def _rotate(x: Tensor, rotary: KeyValue) -> Tensor:

@@ -54,4 +54,4 @@ class MTPModel(nn.Module):
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], dim=-1))
         rotary = self.rotary_emb(x, positions[None])
         x = self.layers[0](x, position_embeddings=rotary, attention_mask=mask, past_key_values=cache)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
