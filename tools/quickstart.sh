@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# From a fresh checkout to the answer, on a CPU: install, convert the dense testbed model to MXFP4, verify the result,
+# decode the same prompts with both, and print the comparison.
+#
+#   bash tools/quickstart.sh [DIRECTORY]      results go to DIRECTORY (default: out/quickstart in the checkout)
+#
+# Run again, it continues where it was stopped; to start over, give another directory or remove this one.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+out="${1:-$ROOT/out/quickstart}"
+converted="$out/dense-mxfp4"
+
+run() {
+  printf '$ %s\n' "$*" >&2
+  "$@"
+}
+
+install_mxq plot
+export PATH="$VENV/bin:$PATH"
+mkdir -p "$out"
+
+say "1/3 Convert testbed:dense to MXFP4"
+if [[ -f "$converted/mxq_manifest.json" ]]; then
+  echo "already in $converted" >&2
+else
+  run mxq quantize testbed:dense "$converted" --recipe mxfp4
+fi
+
+say "2/3 Verify it against its source"
+run mxq verify "$converted" --against testbed:dense
+
+say "3/3 Decode the same prompts with both: plain, MTP, DFlash"
+run mxq eval --bf16 testbed:dense --mxfp4 "$converted" --spec mtp --spec dflash --out "$out/run"
