@@ -41,14 +41,15 @@ install_mxq() {
     fi
   done
 
-  if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+  # Scripts name their interpreter by its path: an environment that was moved or copied here would run another one's.
+  if ! { grep -qF "$VENV/bin/python" "$VENV/bin/pip" && "$VENV/bin/python" -m pip --version; } >/dev/null 2>&1; then
     python="$(find_python)"
     say "Making .venv with $("$python" --version)"
     "$python" -m venv --clear "$VENV"
   fi
   say "Installing mxq[$extra] and what it needs into .venv (PyTorch is the large one)"
   # The build backend comes first and pinned, because an isolated build would fetch whatever version is newest.
-  "$VENV/bin/python" -m pip install --constraint "$ROOT/tools/constraints.txt" pip hatchling editables
+  "$VENV/bin/python" -m pip install --quiet --constraint "$ROOT/tools/constraints.txt" pip hatchling editables
   "$VENV/bin/python" -m pip install --constraint "$ROOT/tools/constraints.txt" \
     --no-build-isolation --editable "$ROOT[$extra]"
   printf '%s\n' "$wanted" >"$VENV/.mxq-$extra"

@@ -20,8 +20,10 @@ export PATH="$VENV/bin:$PATH" HF_HUB_OFFLINE=1
 
 failed=()
 check() {
-  say "$*"
-  "$@" || failed+=("$*")
+  local command
+  printf -v command '%q ' "$@"
+  say "$command"
+  "$@" || failed+=("$command")
 }
 
 cd "$ROOT"
