@@ -1,1 +1,1 @@
-""""""
+"""What the checkpoints of each model family look like."""

@@ -1,0 +1,153 @@
+"""The safetensors header: eight bytes of length, a JSON table of tensors, then their bytes.
+
+The checks are those the format asks for (tensors lie end to end, from the first byte after the header to the last of
+the file) and those that keep a header from doing harm (size, depth, duplicate names, numbers that are none).
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxq.errors import MxqError
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F64": torch.float64,
+}
+"""Type names of safetensors -> torch."""
+
+MAX_HEADER = 100_000_000
+"""Longest header that the safetensors library reads, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: bytes ``start`` to ``end`` of ``file``, counted from the file's first byte."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.end - self.start
+
+
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the size in bytes of a tensor of a safetensors type."""
+    return math.prod(shape) * DTYPES[dtype].itemsize
+
+
+def read_header(file: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """Return a safetensors file's metadata and tensors, having checked every claim of the header against the file.
+
+    Raises:
+        MxqError: the file is missing, truncated, or its header lies or is not one.
+    """
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            prefix = stream.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or 8 + length > size:
+                raise _broken(file, f"it has {size} bytes, its header alone claims {8 + length}", truncated=True)
+            if length > MAX_HEADER:
+                raise _broken(file, f"its header claims {length} bytes, more than the {MAX_HEADER} the format allows")
+            text = stream.read(length)
+    except FileNotFoundError:
+        raise MxqError(f"{file} is missing", "download the checkpoint again") from None
+    except OSError as error:
+        raise MxqError(f"{file} cannot be read: {error.strerror}") from None
+    return _parse(file, text, data_start=8 + length, size=size)
+
+
+def parse_json(text: bytes, what: str) -> dict[str, Any]:
+    """Parse a JSON object of which no key occurs twice and no number is NaN or infinite.
+
+    Raises:
+        MxqError: ``what`` is not such an object.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = dict(pairs)
+        if len(keys) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise ValueError(f"the key {twice!r} occurs twice")
+        return keys
+
+    def no_constant(name: str) -> None:
+        raise ValueError(f"{name} is no number")
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise MxqError(f"{what} is not valid JSON: {error}", "download it again") from None
+    if not isinstance(value, dict):
+        raise MxqError(f"{what} holds no JSON object", "download it again")
+    return value
+
+
+def _parse(file: Path, text: bytes, data_start: int, size: int) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    header = parse_json(text, f"the header of {file}")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _broken(file, "its metadata is not a table of strings")
+    tensors = {name: _tensor(file, name, entry, data_start) for name, entry in header.items()}
+    expected = data_start
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != expected:
+            what = "overlaps another" if tensor.start < expected else "leaves a gap before it"
+            raise _broken(file, f"tensor {tensor.name} at byte {tensor.start} {what}")
+        expected = tensor.end
+    if expected != size:
+        raise _broken(file, f"it has {size} bytes, its header claims {expected}", truncated=size < expected)
+    return metadata, tensors
+
+
+def _tensor(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _broken(file, f"the entry of tensor {name} is not dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _broken(file, f"tensor {name} is of unknown type {dtype!r}")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+        raise _broken(file, f"tensor {name} has shape {shape!r} and offsets {offsets!r}")
+    start, end = offsets
+    expected = nbytes(dtype, tuple(shape))
+    if end - start != expected:
+        raise _broken(file, f"tensor {name}, {dtype} {shape}, needs {expected} bytes but claims {start} to {end}")
+    return TensorInfo(name, dtype, tuple(shape), file, data_start + start, data_start + end)
+
+
+def _naturals(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+
+
+def _broken(file: Path, why: str, truncated: bool = False) -> MxqError:
+    return MxqError(
+        f"{file} is {'truncated' if truncated else 'not a valid safetensors file'}: {why}", "download it again"
+    )

@@ -1,0 +1,196 @@
+"""A checkpoint opened for reading: its config, where each tensor lies, and tensors or rows of them on demand."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxq.checkpoint.headers import DTYPES, TensorInfo, parse_json, read_header
+from mxq.checkpoint.quantization import QuantizationConfig
+from mxq.errors import MxqError, UsageError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB per call
+
+
+class Checkpoint:
+    """A directory of config.json and safetensors files. Opening it reads headers, not weights.
+
+    Attributes:
+        path: the directory.
+        config: config.json.
+        tensors: every tensor by name, in the order of the files.
+        metadata: the metadata of each safetensors file, by file name.
+        index: the index file's content, or None for a checkpoint of one file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        tensors: dict[str, TensorInfo],
+        metadata: dict[str, dict[str, str]],
+        index: dict[str, Any] | None,
+    ) -> None:
+        self.path, self.config, self.tensors, self.metadata, self.index = path, config, tensors, metadata, index
+
+    @classmethod
+    def open(cls, path: Path) -> "Checkpoint":
+        """Open the checkpoint in ``path``.
+
+        Raises:
+            UsageError: the directory is not a checkpoint of safetensors files with a config.json.
+            MxqError: a file is missing, truncated or lies about its content.
+        """
+        config = read_config(path)
+        weight_map, index = _weight_map(path)
+        files = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+        tensors: dict[str, TensorInfo] = {}
+        metadata: dict[str, dict[str, str]] = {}
+        for file in files:
+            metadata[file], found = read_header(inside(path, file))
+            for name, tensor in found.items():
+                if name in tensors:
+                    raise MxqError(f"{path}: tensor {name} is in {tensors[name].file.name} and in {file}")
+                tensors[name] = tensor
+        if weight_map is not None:
+            _check_index(path / INDEX, weight_map, tensors)
+        return cls(path, config, tensors, metadata, index)
+
+    @functools.cached_property
+    def quantization(self) -> QuantizationConfig | None:
+        """How the weights are quantized; None for a checkpoint that is not.
+
+        Raises:
+            MxqError: they are quantized in a way that mxq does not know.
+        """
+        return QuantizationConfig.of(self.config, where=str(self.path))
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor's values, in memory of their own.
+
+        Raises:
+            MxqError: there is no such tensor, or its file became shorter.
+        """
+        tensor = self.info(name)
+        buffer = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        _read_into(tensor.file, tensor.start, buffer)
+        return buffer.view(DTYPES[tensor.dtype]).view(tensor.shape)
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return rows ``start`` to ``stop`` of a tensor seen as a matrix [rows, K] of its last axis, and only those."""
+        tensor = self.info(name)
+        columns = tensor.shape[-1]
+        row_bytes = columns * DTYPES[tensor.dtype].itemsize
+        buffer = torch.empty((stop - start) * row_bytes, dtype=torch.uint8)
+        _read_into(tensor.file, tensor.start + start * row_bytes, buffer)
+        return buffer.view(DTYPES[tensor.dtype]).view(stop - start, columns)
+
+    def read_bytes(self, name: str, chunk: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor's bytes (uint8), at most ``chunk`` at a time."""
+        tensor = self.info(name)
+        for start in range(tensor.start, tensor.end, chunk):
+            buffer = torch.empty(min(chunk, tensor.end - start), dtype=torch.uint8)
+            _read_into(tensor.file, start, buffer)
+            yield buffer
+
+    def info(self, name: str) -> TensorInfo:
+        """Return where a tensor lies; raise MxqError if there is none of that name."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise MxqError(f"{self.path} holds no tensor {name}") from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the config.json of a checkpoint's directory.
+
+    Raises:
+        UsageError: there is none.
+        MxqError: it is not a JSON object.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a directory", "give the directory that holds the model's config.json")
+    file = inside(path, "config.json")
+    try:
+        return parse_json(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} holds no config.json",
+            "give the directory of a Hugging Face checkpoint, with its config and shards",
+        ) from None
+
+
+def inside(path: Path, name: str) -> Path:
+    """Return the file ``name`` of a checkpoint's directory, making sure that it lies there.
+
+    A link may lead elsewhere in the directory, or to the ``blobs`` beside ``snapshots`` as in the Hugging Face cache.
+
+    Raises:
+        MxqError: the name or the link leads out of the checkpoint.
+    """
+    file = path / name
+    if name in ("", ".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
+        raise MxqError(f"{path}: {name!r} leads out of the checkpoint's directory", "its index is not to be trusted")
+    with contextlib.suppress(OSError, RuntimeError):
+        home, real = path.resolve(), file.resolve()
+        blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+        if not (real.is_relative_to(home) or real.is_relative_to(blobs)):
+            raise MxqError(f"{file} is a link out of the checkpoint's directory", "put the file itself there")
+    return file
+
+
+def _weight_map(path: Path) -> tuple[dict[str, str] | None, dict[str, Any] | None]:
+    """Return the index's map of tensors to files and the whole index; None and None for a checkpoint of one file."""
+    if not (path / INDEX).exists():
+        if (path / SINGLE).exists():
+            return None, None
+        pickles = sorted(path.glob("pytorch_model*.bin"))
+        if pickles:
+            raise UsageError(
+                f"{path} holds its weights as {pickles[0].name}, a pickle, which mxq never opens",
+                "convert it to safetensors first (transformers: save_pretrained)",
+            )
+        raise UsageError(f"{path} holds neither {SINGLE} nor {INDEX}", "download the checkpoint's weights")
+    file = inside(path, INDEX)
+    index = parse_json(file.read_bytes(), str(file))
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
+        raise MxqError(f"{file} has no weight_map of tensors to files", "download it again")
+    if not weight_map:
+        raise MxqError(f"{file} names no tensor", "download it again")
+    return weight_map, index
+
+
+def _check_index(index: Path, weight_map: dict[str, str], tensors: dict[str, TensorInfo]) -> None:
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file.name != file:
+            raise MxqError(f"{index} says that {file} holds tensor {name}, but it does not", "download both again")
+    for name, tensor in tensors.items():
+        if name not in weight_map:
+            raise MxqError(
+                f"{tensor.file} holds tensor {name}, which {index.name} does not name", "download both again"
+            )
+
+
+def _read_into(file: Path, start: int, buffer: torch.Tensor) -> None:
+    """Fill ``buffer`` (uint8). Plain reads, not a mapping: a file cut short meanwhile is an error and not a crash."""
+    view = buffer.numpy().data
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            done = 0
+            while done < len(view):
+                count = os.preadv(descriptor, [view[done : done + _READ_AT_ONCE]], start + done)
+                if count == 0:
+                    raise MxqError(f"{file} became shorter while it was read", "download it again")
+                done += count
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise MxqError(f"{file} cannot be read: {error.strerror}") from None
