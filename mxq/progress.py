@@ -4,13 +4,18 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 _LINE_EVERY_S = 10.0
 _quiet = False
 
-Advance = Callable[[float], None]
-"""Call it with the amount done since the last call, in the unit the bar was opened with."""
+
+class Advance(Protocol):
+    """What moves a bar."""
+
+    def __call__(self, amount: float, title: str | None = None) -> None:
+        """Add the amount done since the last call, in the unit the bar was opened with; ``title`` renames the bar."""
 
 
 def set_quiet(quiet: bool) -> None:
@@ -29,7 +34,7 @@ def note(message: str) -> None:
 def progress(title: str, total: float, unit: str = "") -> Iterator[Advance]:
     """Show how much of ``total`` is done; ``unit`` is "B" for bytes, else a word such as "requests"."""
     if _quiet or total <= 0:
-        yield lambda amount: None
+        yield lambda amount, title=None: None
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         with _bar(title, total, unit) as advance:
             yield advance
@@ -56,8 +61,8 @@ def _bar(title: str, total: float, unit: str) -> Iterator[Advance]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=total)
 
-        def advance(amount: float) -> None:
-            bar.advance(task, amount)
+        def advance(amount: float, title: str | None = None) -> None:
+            bar.update(task, advance=amount, description=title)
 
         yield advance
 
@@ -70,8 +75,9 @@ class _Lines:
         self._done = 0.0
         self._started = self._shown = time.monotonic()
 
-    def __call__(self, amount: float) -> None:
+    def __call__(self, amount: float, title: str | None = None) -> None:
         self._done += amount
+        self._title = title or self._title
         now = time.monotonic()
         if now - self._shown >= _LINE_EVERY_S or self._done >= self._total:
             self._shown = now
