@@ -64,13 +64,33 @@ class DFlashConfig:
             rms_norm_eps=config["rms_norm_eps"],
             rope_theta=rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"],
             block_size=dflash["block_size"] if "block_size" in dflash else config["block_size"],
-            mask_token_id=dflash["mask_token_id"],
+            mask_token_id=dflash["mask_token_id"] if "mask_token_id" in dflash else config["mask_token_id"],
             target_layer_ids=tuple(dflash["target_layer_ids"]),
             num_target_layers=config.get("num_target_layers"),
             layer_types=tuple(config.get("layer_types") or ["full_attention"] * layers),
             sliding_window=config.get("sliding_window"),
             is_causal=config.get("is_causal", dflash.get("causal")),
         )
+
+    def masks(self, context: int, block: int, device: torch.device) -> list[Tensor | None]:
+        """Return each layer's mask for a block of ``block`` slots right behind ``context`` positions.
+
+        Boolean [block, context + block], True where a slot may look; None where it may look everywhere. A layer is
+        causal if ``is_causal`` says so, and, where it says nothing, if it is a sliding one. A window of W positions
+        counts the slot's own; where the layer is not causal it reaches as far forward as back.
+        """
+        query = torch.arange(context, context + block, device=device)[:, None]
+        key = torch.arange(context + block, device=device)
+        kinds: dict[str, Tensor | None] = {}
+        for kind in set(self.layer_types):
+            sliding = kind == "sliding_attention"
+            causal = sliding if self.is_causal is None else self.is_causal
+            mask = key <= query if causal else None
+            if sliding and self.sliding_window is not None:
+                near = (query - key).abs() < self.sliding_window
+                mask = near if mask is None else mask & near
+            kinds[kind] = mask
+        return [kinds[kind] for kind in self.layer_types]
 
 
 class DFlashAttention(nn.Module):
@@ -97,6 +117,7 @@ class DFlashAttention(nn.Module):
         return _rotate(key, rotary), self._heads(self.v_proj(x))
 
     def forward(self, x: Tensor, rotary: KeyValue, context: KeyValue, mask: Tensor | None) -> Tensor:
+        """Return the attention output [batch, length, hidden] of ``x``, whose positions follow the context's."""
         query = _rotate(self.q_norm(self._heads(self.q_proj(x))), rotary)
         own_key, own_value = self.key_value(x, rotary)
         key = torch.cat([context[0], own_key], dim=2)
@@ -115,6 +136,7 @@ class DFlashMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the feed-forward output, shaped like ``x`` [..., hidden]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -129,6 +151,7 @@ class DFlashLayer(nn.Module):
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, x: Tensor, rotary: KeyValue, context: KeyValue, mask: Tensor | None) -> Tensor:
+        """Return the layer's output [batch, length, hidden]."""
         x = x + self.self_attn(self.input_layernorm(x), rotary, context, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
