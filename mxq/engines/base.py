@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+Method = Literal["ar", "mtp", "dflash"]
+"""Plain autoregressive decoding, the target's own multi-token-prediction head, the DFlash drafter."""
 
 _GREEDY_BELOW = 1e-5
 """Engines take lower temperatures to be 0."""
@@ -27,10 +30,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class EngineArm:
-    """What an engine needs to know to open an arm: ``method`` is "ar", "mtp" or "dflash"."""
+    """What an engine needs to know to open an arm; ``drafter`` is None unless the method is "dflash"."""
 
     target: Path
-    method: str
+    method: Method
     num_speculative_tokens: int
     drafter: Path | None
 

@@ -1,1 +1,21 @@
-""""""
+"""Evaluation: a matrix of arms and workloads, measured into a run directory that can be continued and read back."""
+
+from mxq.evaluate.matrix import Arm, Cell, Plan, Settings
+from mxq.evaluate.prepare import Request, prepare
+from mxq.evaluate.reading import RecordedCell, Run, read_run
+from mxq.evaluate.records import Record
+from mxq.evaluate.runner import run
+
+__all__ = [
+    "Arm",
+    "Cell",
+    "Plan",
+    "Record",
+    "RecordedCell",
+    "Request",
+    "Run",
+    "Settings",
+    "prepare",
+    "read_run",
+    "run",
+]

@@ -1,0 +1,122 @@
+"""``mxq eval``: measure arms on workloads into a run directory, then print what it says."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mxq.errors import UsageError
+
+if TYPE_CHECKING:
+    from mxq.evaluate import Request
+
+_EPILOG = """\b
+Workloads: arithmetic, maths, functions, programs, chat (mxq's own, all by default for testbed models), or a file
+with one {"prompt": "..."} or {"messages": [...]} per line.
+
+\b
+The run directory gets run.json, workloads/, and cells/<key>/records.jsonl with one line per request. Stop it at any
+time; the same command continues it. A directory that holds another run is refused.
+
+\b
+Examples:
+  mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec dflash --spec mtp --limit 8 --out ./run
+  mxq eval --bf16 testbed:dense --spec dflash -k 3 -k 7 -k 15 --workload chat --out ./run-chat
+  mxq eval --mxfp4 ./model-mxfp4 --drafter ./drafter --workload prompts.jsonl --out ./run-mine
+  mxq eval --show ./run
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--bf16", metavar="MODEL", help="The target as released: a directory, a hub id, or testbed:dense.")
+@click.option("--mxfp4", metavar="MODEL", help="Its MXFP4 conversion.")
+@click.option(
+    "--spec",
+    "methods",
+    type=click.Choice(["ar", "mtp", "dflash"]),
+    multiple=True,
+    default=["dflash"],
+    show_default=True,
+    help="Method, repeatable. Plain decoding (ar) always runs: it is the baseline.",
+)
+@click.option("--drafter", metavar="MODEL", help="DFlash drafter.  [default: the testbed's own for testbed models]")
+@click.option(
+    "-k",
+    "budgets",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=[15],
+    show_default=True,
+    help="Draft tokens per verify pass, repeatable.",
+)
+@click.option("--workload", "workloads", metavar="NAME|FILE", multiple=True, help="Prompts to measure, repeatable.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts of each workload.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Longest answer.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus sampling; 1 is off.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="Sample from the k likeliest tokens; 0 is off.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all sampling.")
+@click.option("--thinking/--no-thinking", default=False, show_default=True, help="Thinking mode of the chat template.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="torch's name of the device, such as cuda:0.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Run directory, new or to be continued.")
+@click.option("--show", type=click.Path(path_type=Path), metavar="RUN", help="Only print what a run directory says.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def command(out: Path | None, show: Path | None, as_json: bool, **options: Any) -> None:
+    """Run targets x methods x budgets x workloads into a run directory.
+
+    Every arm gets the same prompts in the same order, one request at a time. Afterwards, acceptance lengths, survival
+    curves and speed of all arms are printed side by side.
+    """
+    if (out is None) == (show is None):
+        raise UsageError("give either --out or --show", "--out RUN measures into RUN, --show RUN prints what is there")
+    if show is None:
+        assert out is not None
+        _measure(_request(**options), out)
+        show = out
+    _print(show, as_json)
+
+
+def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **options: Any) -> "Request":
+    from mxq import testbed
+    from mxq.engines import Sampling
+    from mxq.evaluate import Request
+
+    targets = {role: spec for role, spec in (("bf16", bf16), ("mxfp4", mxfp4)) if spec is not None}
+    if not workloads:
+        if not any(spec.startswith(testbed.PREFIX) for spec in targets.values()):
+            raise UsageError("no workload", "give --workload NAME or FILE, see `mxq eval --help`")
+        workloads = testbed.WORKLOADS
+    sampling = Sampling(**{name: options.pop(name) for name in ("temperature", "top_p", "top_k", "seed")})
+    return Request(targets=targets, workloads=workloads, sampling=sampling, **options)
+
+
+def _measure(request: "Request", out: Path) -> None:
+    from mxq.engines.inprocess import InProcessEngine
+    from mxq.evaluate import prepare, run
+
+    plan, template = prepare(request, engine=InProcessEngine.name, semantics=InProcessEngine.semantics)
+    settings = plan.settings
+    engine = InProcessEngine(
+        dtype=settings.dtype,
+        device=settings.device,
+        sampling=settings.sampling,
+        eos_token_ids=settings.eos_token_ids,
+    )
+    run(plan, out, engine, template.decode)
+
+
+def _print(path: Path, as_json: bool) -> None:
+    from mxq.evaluate import read_run
+    from mxq.report import summarise
+
+    summary = summarise(read_run(path))
+    if as_json:
+        click.echo(json.dumps(summary.as_json(), indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from mxq.report.tables import show
+
+    show(summary, Console())

@@ -1,0 +1,199 @@
+"""The run directory: created once, held by one process at a time, only ever added to.
+
+::
+
+    run.json                    what the run is: command, versions, hardware, definition, the cells
+    workloads/<name>.jsonl      the prompts as measured, with reference answers where there are any
+    cells/<key>/records.jsonl   one line per request
+    cells/<key>/cell.json       the cell's definition; rewritten once, when the cell is finished
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mxq import files
+from mxq.errors import MxqError, UsageError
+from mxq.evaluate.matrix import Arm, Cell, Plan
+from mxq.evaluate.records import Record, RecordFile, read_records
+
+FORMAT = 1
+_LOCK = ".lock"
+_SHOWN_DIFFERENCES = 5
+
+
+class OpenCell:
+    """A cell of a run that this process holds; ``done`` counts the records it has, in prompt order."""
+
+    def __init__(self, path: Path, cell: Cell, prompt_ids: list[str]) -> None:
+        self.cell = cell
+        self._path = path
+        self._prompts = len(prompt_ids)
+        path.mkdir(parents=True, exist_ok=True)
+        state = path / "cell.json"
+        if not state.exists():
+            files.write_json(state, self._description() | {"state": "running"})
+        self.finished = read_json(state).get("state") == "finished"
+        self._file = None if self.finished else RecordFile(path / "records.jsonl")
+        records = read_cell(path, cell.arm)
+        if [record.prompt_id for record in records] != prompt_ids[: len(records)]:
+            raise MxqError(f"{path}/records.jsonl: not the prompts of the workload in order", "start a new run")
+        self.done = len(records)
+
+    def append(self, record: Record) -> None:
+        """Add the record of the next prompt."""
+        assert self._file is not None
+        self._file.append(record)
+        self.done += 1
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Seal the cell once it has every prompt; ``facts`` about how it was run go into cell.json."""
+        if self.finished or self.done < self._prompts:
+            return
+        sealed = {
+            "state": "finished",
+            "finished_at": _now(),
+            "records": self.done,
+            "records_sha256": files.sha256_file(self._path / "records.jsonl"),
+            **facts,
+        }
+        files.write_json(self._path / "cell.json", self._description() | sealed)
+        self.finished = True
+        self.close()
+
+    def close(self) -> None:
+        """Close the record file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _description(self) -> dict[str, Any]:
+        return {"arm": asdict(self.cell.arm), "workload": self.cell.workload, "definition": self.cell.definition}
+
+
+@contextlib.contextmanager
+def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator[dict[tuple[Arm, str], OpenCell]]:
+    """Create or continue the run of ``plan`` in ``path`` and yield its cells by (arm, workload name).
+
+    ``environment``: versions, hardware, engine facts; a run is continued only where they are what they were. Raises
+    UsageError when the directory is something else, another run (saying what differs), or in use by another process.
+    """
+    refuse_foreign(path)
+    path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        described = {"definition": plan.definition(), "environment": dict(environment)}
+        if (path / "run.json").exists():
+            _refuse_unlike(path, described)
+        else:
+            cells = {cell.key: {"arm": asdict(cell.arm), "workload": cell.workload} for cell in plan.cells()}
+            started = {"format": FORMAT, "command": files.command_line(), "started_at": _now()}
+            files.write_json(path / "run.json", started | described | {"cells": cells})
+        _keep_prompts(path, plan)
+        opened: dict[tuple[Arm, str], OpenCell] = {}
+        try:
+            for tokenized in plan.workloads:
+                ids = [prompt.id for prompt in tokenized.workload.prompts]
+                for arm in plan.arms:
+                    cell = plan.cell(arm, tokenized)
+                    opened[arm, cell.workload] = OpenCell(path / "cells" / cell.key, cell, ids)
+            yield opened
+        finally:
+            for open_cell in opened.values():
+                open_cell.close()
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise UsageError if ``path`` is there and neither a run directory nor empty."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file", "give a directory for the run")
+    # What a process killed at its very start leaves begins with a dot: the lock, a run.json not yet in place.
+    if (
+        path.is_dir()
+        and not (path / "run.json").exists()
+        and any(not entry.name.startswith(".") for entry in path.iterdir())
+    ):
+        raise UsageError(f"{path} is not empty and holds no run", "give a new directory, or one that holds a run")
+
+
+def read_cell(path: Path, arm: Arm) -> list[Record]:
+    """Return a cell's records; raises MxqError where they are not those that a finished cell was sealed with."""
+    records_path = path / "records.jsonl"
+    state = read_json(path / "cell.json")
+    if state.get("state") == "finished" and (
+        not records_path.exists() or files.sha256_file(records_path) != state["records_sha256"]
+    ):
+        raise MxqError(f"{records_path} was changed after the cell was finished", "restore it, or start a new run")
+    return read_records(records_path, arm.num_speculative_tokens)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a file of the run; raises MxqError naming the file when it is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise MxqError(f"cannot read {path}: {error}", "the run directory is damaged: start a new run") from None
+    if not isinstance(value, dict):
+        raise MxqError(f"{path} does not hold an object", "the run directory is damaged: start a new run")
+    return value
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    # The kernel drops the lock with the process, however it ends; so a lock file that is there means nothing.
+    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 32).decode(errors="replace").strip()
+            raise UsageError(
+                f"another process ({holder or 'unknown'}) is running in {path}", "wait for it, or use another directory"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(fd)
+
+
+def _refuse_unlike(path: Path, described: Mapping[str, Any]) -> None:
+    run = read_json(path / "run.json")
+    if run.get("format") != FORMAT:
+        raise UsageError(f"{path}/run.json has format {run.get('format')!r}, not {FORMAT}", "use another directory")
+    there, here = (_flat({name: source.get(name) for name in described}) for source in (run, _as_json(described)))
+    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    if differing:
+        shown = "; ".join(f"{name} is {there.get(name)} there, {here.get(name)} now" for name in differing[:5])
+        more = f"; and {len(differing) - _SHOWN_DIFFERENCES} more" if len(differing) > _SHOWN_DIFFERENCES else ""
+        raise UsageError(f"{path} holds another run: {shown}{more}", "use another directory for this one")
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: leaf for part, inner in items for key, leaf in _flat(inner, f"{name}.{part}").items()}
+    return {name.removeprefix(".").removeprefix("definition.").removeprefix("environment."): value}
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _keep_prompts(path: Path, plan: Plan) -> None:
+    (path / "workloads").mkdir(exist_ok=True)
+    for tokenized in plan.workloads:
+        kept = path / "workloads" / f"{tokenized.workload.name}.jsonl"
+        if not kept.exists():
+            with files.atomic_write(kept) as stream:
+                for prompt in tokenized.workload.prompts:
+                    stream.write(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,163 @@
+"""Records: one JSON line per request, appended as it completes and never changed after.
+
+A line is whole when it ends in a newline. A process that dies while writing leaves at most one line that is not, at
+the end; it is dropped when the file is opened to continue, and that request is made again.
+"""
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mxq import files
+from mxq.engines import Completion
+from mxq.errors import MxqError
+from mxq.stats import Passes
+from mxq.stats.acceptance import check_passes
+
+FINISH_REASONS = ("stop", "length")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request. Times in seconds; ``started_at`` in seconds since the epoch, to look for drift afterwards.
+
+    ``accepted`` and ``drafted``: per verify pass, see :mod:`mxq.stats.acceptance`. The first output token comes from
+    the prompt's own pass, so output_tokens = 1 + sum(accepted + 1), less what the last pass gave beyond the end.
+    """
+
+    prompt_id: str
+    prompt_tokens: int
+    output_tokens: int
+    finish_reason: str
+    ttft_s: float
+    duration_s: float
+    target_s: float | None
+    draft_s: float | None
+    started_at: float
+    accepted: tuple[int, ...]
+    drafted: tuple[int, ...]
+    text_sha256: str
+    text: str
+    token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, prompt_id: str, prompt_tokens: int, completion: Completion, text: str, started_at: float) -> "Record":
+        """Return the record of a completed request."""
+        return cls(
+            prompt_id=prompt_id,
+            prompt_tokens=prompt_tokens,
+            output_tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason,
+            ttft_s=completion.ttft_s,
+            duration_s=completion.duration_s,
+            target_s=completion.target_s,
+            draft_s=completion.draft_s,
+            started_at=round(started_at, 3),
+            accepted=completion.accepted,
+            drafted=completion.drafted,
+            text_sha256=files.sha256_text(text),
+            text=text,
+            token_ids=completion.token_ids,
+        )
+
+    @property
+    def passes(self) -> Passes:
+        """Return the verify passes as statistics take them.
+
+        Where an accepted draft was the end of the text, no draft after it could be accepted: that pass is censored
+        there, not failed.
+        """
+        if self.finish_reason == "stop" and self._committed > self.output_tokens:
+            return Passes(self.accepted, (*self.drafted[:-1], self.accepted[-1]))
+        return Passes(self.accepted, self.drafted)
+
+    @property
+    def _committed(self) -> int:
+        return 1 + sum(self.accepted) + len(self.accepted)
+
+    def check(self, num_speculative_tokens: int) -> None:
+        """Raise ValueError unless the counts are possible and account for every output token."""
+        if self.output_tokens != len(self.token_ids) or self.output_tokens < 1:
+            raise ValueError(f"{self.output_tokens} output tokens but {len(self.token_ids)} token ids")
+        if self.finish_reason not in FINISH_REASONS:
+            raise ValueError(f"finish reason {self.finish_reason!r}")
+        if self.text_sha256 != files.sha256_text(self.text):
+            raise ValueError("the text does not have the hash beside it")
+        if not (0 <= self.ttft_s <= self.duration_s and 0 < self.duration_s < math.inf):
+            raise ValueError(f"first token after {self.ttft_s} s of {self.duration_s} s")
+        check_passes(Passes(self.accepted, self.drafted), num_speculative_tokens)
+        if not num_speculative_tokens:
+            if self.accepted:
+                raise ValueError("plain decoding has no verify passes")
+        else:
+            beyond_end = self.accepted[-1] if self.accepted else 0
+            if not self._committed - beyond_end <= self.output_tokens <= self._committed:
+                raise ValueError(f"{self.output_tokens} output tokens but the passes committed {self._committed}")
+
+
+class RecordFile:
+    """A cell's records, open for appending. Dropping a torn last line is the only change ever made to what is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        with os.fdopen(os.dup(self._fd), "rb") as stream:
+            content = stream.read()
+        os.ftruncate(self._fd, content.rfind(b"\n") + 1)
+
+    def append(self, record: Record) -> None:
+        """Write one line and wait until it is on disk; a line that could not be written whole is taken back."""
+        line = json.dumps(asdict(record), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        size = os.fstat(self._fd).st_size
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, size)
+            raise MxqError(
+                f"cannot write {self._path}: {error.strerror}", "make room and run the same command to continue"
+            ) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
+    """Return the whole lines of a record file, checked; [] when there is none.
+
+    Raises MxqError naming file and line for one that is not a possible record, or repeats a prompt.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    records: list[Record] = []
+    seen: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = _parse(json.loads(line))
+            record.check(num_speculative_tokens)
+            if record.prompt_id in seen:
+                raise ValueError(f"prompt {record.prompt_id!r} is there already")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise MxqError(
+                f"{path}, line {number}: not a possible record ({error})", "the file was changed after it was written"
+            ) from None
+        seen.add(record.prompt_id)
+        records.append(record)
+    return records
+
+
+def _parse(value: dict[str, Any]) -> Record:
+    value = dict(value)
+    for name in ("accepted", "drafted", "token_ids"):
+        if not all(type(number) is int for number in value[name]):
+            raise TypeError(f"{name} is not a list of integers")
+        value[name] = tuple(value[name])
+    return Record(**value)

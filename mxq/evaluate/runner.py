@@ -1,0 +1,111 @@
+"""Running a plan: every arm gets the same prompts in the same order, one request at a time.
+
+The order is prompts outside, arms inside: each prompt goes through all arms that are open before the next one starts,
+and the arm that goes first changes with every prompt. A machine that slows down or speeds up then does so for all arms
+alike, instead of looking like an effect of one. Engines say which arms can be open at once; large models, whose two
+targets do not fit in memory together, are run target by target, and cell.json says which arms ran side by side.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from mxq import files
+from mxq.engines import Decoder, Engine
+from mxq.errors import InterruptedRunError, MxqError
+from mxq.evaluate.directory import OpenCell, open_run, refuse_foreign
+from mxq.evaluate.matrix import Arm, Plan, TokenizedWorkload
+from mxq.evaluate.records import Record
+from mxq.progress import note, progress
+
+WARM_UP_TOKENS = 32
+
+Cells = dict[tuple[Arm, str], OpenCell]
+
+
+def run(plan: Plan, path: Path, engine: Engine, decode: Callable[[Sequence[int]], str]) -> None:
+    """Measure every cell of ``plan`` that ``path`` does not hold yet; ``decode`` turns token ids into text.
+
+    A new directory is made only after the first models are loaded, so that a drafter that does not fit leaves nothing
+    behind. Raises InterruptedRunError on Ctrl-C: what is recorded stays, and the same call continues it.
+    """
+    refuse_foreign(path)
+    environment = {
+        "versions": files.versions("torch", "transformers", "safetensors", "numpy"),
+        "hardware": {name: value for name, value in files.hardware().items() if name in ("cpu", "cores")},
+        "engine": engine.facts(),
+    }
+    by_engine_arm = {plan.engine_arm(arm): arm for arm in plan.arms}
+    total = len(plan.arms) * sum(len(workload.token_ids) for workload in plan.workloads)
+    cells: Cells | None = None
+    with contextlib.ExitStack() as stack:
+        if (path / "run.json").exists():
+            cells = stack.enter_context(open_run(path, plan, environment))
+        try:
+            for group in engine.groups(list(by_engine_arm)):
+                arms = [arm for arm in map(by_engine_arm.__getitem__, group) if _pending(cells, arm)]
+                if not arms:
+                    continue
+                note(f"loading {', '.join(dict.fromkeys(plan.targets[arm.target].spec for arm in arms))}")
+                with engine.open([plan.engine_arm(arm) for arm in arms]) as decoders:
+                    if cells is None:
+                        cells = stack.enter_context(open_run(path, plan, environment))
+                    _measure(plan, dict(zip(arms, decoders, strict=True)), cells, decode)
+        except KeyboardInterrupt:
+            done = sum(cell.done for cell in cells.values()) if cells else 0
+            raise InterruptedRunError(
+                f"interrupted; {done} of {total} requests are recorded", "run the same command again to continue"
+            ) from None
+
+
+def _pending(cells: Cells | None, arm: Arm) -> bool:
+    return cells is None or any(not cell.finished for (owner, _), cell in cells.items() if owner == arm)
+
+
+def _measure(plan: Plan, decoders: dict[Arm, Decoder], cells: Cells, decode: Callable[[Sequence[int]], str]) -> None:
+    mine = {key: cell for key, cell in cells.items() if key[0] in decoders}
+    left = sum(len(w.token_ids) - mine[arm, w.workload.name].done for w in plan.workloads for arm in decoders)
+    facts = {"ran_beside": [arm.label for arm in decoders]}
+    for decoder in decoders.values():
+        decoder.generate(plan.warm_up_ids, max_tokens=min(WARM_UP_TOKENS, plan.settings.max_tokens), seed=0)
+    with progress("requests", left, "requests") as advance:
+        for number, workload in enumerate(plan.workloads, start=1):
+            name = workload.workload.name
+            for position, arm in _order(workload, list(decoders)):
+                cell = mine[arm, name]
+                if position >= cell.done:
+                    cell.append(_request(plan, workload, position, arm, decoders[arm], decode))
+                    advance(1, f"{name} ({number}/{len(plan.workloads)}), {arm.label}")
+            for arm in decoders:
+                mine[arm, name].finish(facts)
+
+
+def _order(workload: TokenizedWorkload, arms: list[Arm]) -> Iterator[tuple[int, Arm]]:
+    for position in range(len(workload.token_ids)):
+        first = position % len(arms)
+        for arm in arms[first:] + arms[:first]:
+            yield position, arm
+
+
+def _request(
+    plan: Plan,
+    workload: TokenizedWorkload,
+    position: int,
+    arm: Arm,
+    decoder: Decoder,
+    decode: Callable[[Sequence[int]], str],
+) -> Record:
+    prompt, ids = workload.workload.prompts[position], workload.token_ids[position]
+    # One seed per prompt, the same in every arm and after every restart.
+    seed = int(files.sha256_text(f"{plan.settings.sampling.seed}/{workload.workload.name}/{prompt.id}")[:15], 16)
+    started_at = time.time()
+    completion = decoder.generate(ids, max_tokens=plan.settings.max_tokens, seed=seed)
+    record = Record.of(prompt.id, len(ids), completion, decode(completion.token_ids), started_at)
+    try:
+        record.check(arm.num_speculative_tokens)
+    except ValueError as error:
+        raise MxqError(
+            f"{arm.label} on {prompt.id}: the engine's counts are impossible ({error})", "this is a defect: report it"
+        ) from None
+    return record

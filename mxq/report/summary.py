@@ -1,0 +1,141 @@
+"""From a run directory to the numbers that tables and figures show: repeatable, and nothing is written.
+
+Cells are compared on the same prompts. While a run is not complete, each workload is therefore cut to the prompts
+that all of its arms have answered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mxq.engines import Sampling
+from mxq.errors import MxqError
+from mxq.evaluate import Arm, Record, Run
+from mxq.stats import Acceptance, Identity, Throughput, acceptance, identity, throughput
+
+TARGETS = ("bf16", "mxfp4")
+
+DRAFTER_IDLE = (
+    "acceptance length is exactly 1.000: not one draft was accepted, so the drafter is probably not doing anything. "
+    "Check that the mtp tensors are in quantization_config.exclude, that this drafter was made for this target, "
+    "its target_layer_ids and mask_token_id, and that the chat template is the one it was trained with."
+)
+
+POINT_ESTIMATES = (
+    "These are point estimates without intervals: a small difference neither shows a change nor rules one out."
+)
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """One cell in numbers.
+
+    ``acceptance`` is None for plain decoding and where no request had a verify pass. ``speedup_same_precision`` and
+    ``speedup_bf16`` are this cell's tokens/s over those of plain decoding by the same target and by the bf16 target.
+    ``identity`` compares greedy output with that of the same target's plain arm, None for that arm and when sampled.
+    """
+
+    arm: Arm
+    workload: str
+    requests: int
+    cut_by_length: int
+    acceptance: Acceptance | None
+    throughput: Throughput
+    speedup_same_precision: float | None
+    speedup_bf16: float | None
+    identity: Identity | None
+
+    @property
+    def drafter_idle(self) -> bool:
+        """Whether there were verify passes and not one draft was accepted."""
+        return self.acceptance is not None and self.acceptance.nothing_accepted
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers; ``prompts`` is (used here, in the workload) by workload."""
+
+    run: Run
+    prompts: dict[str, tuple[int, int]]
+    cells: tuple[CellSummary, ...]
+
+    def cell(self, target: str, configuration: str, workload: str) -> CellSummary | None:
+        """Return a cell, None if the run does not have it (yet)."""
+        for cell in self.cells:
+            if (cell.arm.target, cell.arm.configuration, cell.workload) == (target, configuration, workload):
+                return cell
+        return None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the targets of the run, bf16 first."""
+        return tuple(target for target in TARGETS if any(arm.target == target for arm in self.run.arms))
+
+    @property
+    def configurations(self) -> tuple[str, ...]:
+        """Return method and budget of the speculative arms, as ``dflash-15``."""
+        return tuple(dict.fromkeys(arm.configuration for arm in self.run.arms if arm.method != "ar"))
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Return the workloads that have results."""
+        return tuple(workload for workload, (used, _) in self.prompts.items() if used)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the reader must know before believing any number."""
+        return tuple(f"{cell.arm.label} on {cell.workload}: {DRAFTER_IDLE}" for cell in self.cells if cell.drafter_idle)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as JSON values; numbers are not rounded."""
+        return {
+            "run": str(self.run.path),
+            "finished": self.run.finished,
+            "prompts": {name: {"used": used, "of": total} for name, (used, total) in self.prompts.items()},
+            "note": POINT_ESTIMATES,
+            "warnings": list(self.warnings),
+            "cells": [{**asdict(cell), "label": cell.arm.label} for cell in self.cells],
+        }
+
+
+def summarise(run: Run) -> Summary:
+    """Compute the summary of a run; raises MxqError when no prompt has been answered by all arms yet."""
+    records: dict[tuple[Arm, str], Sequence[Record]] = {}
+    prompts: dict[str, tuple[int, int]] = {}
+    for workload, total in run.prompts.items():
+        cells = [cell for cell in run.cells if cell.workload == workload]
+        used = min(len(cell.records) for cell in cells)
+        prompts[workload] = (used, total)
+        records.update({(cell.arm, workload): cell.records[:used] for cell in cells if used})
+    if not records:
+        raise MxqError(f"{run.path}: no prompt has been answered by all arms yet", "let `mxq eval` run on")
+    greedy = Sampling(**run.info["definition"]["sampling"]).greedy
+    summaries = tuple(_summarise_cell(arm, workload, records, greedy) for arm, workload in records)
+    return Summary(run, prompts, summaries)
+
+
+def _summarise_cell(
+    arm: Arm, workload: str, records: dict[tuple[Arm, str], Sequence[Record]], greedy: bool
+) -> CellSummary:
+    mine = records[arm, workload]
+    plain = records.get((Arm(arm.target, "ar"), workload))
+    plain_bf16 = records.get((Arm("bf16", "ar"), workload))
+    speed = _throughput(mine)
+    speculative = arm.method != "ar"
+    return CellSummary(
+        arm=arm,
+        workload=workload,
+        requests=len(mine),
+        cut_by_length=sum(record.finish_reason == "length" for record in mine),
+        acceptance=acceptance([record.passes for record in mine], arm.num_speculative_tokens) if speculative else None,
+        throughput=speed,
+        speedup_same_precision=speed.tokens_per_s / _throughput(plain).tokens_per_s if plain else None,
+        speedup_bf16=speed.tokens_per_s / _throughput(plain_bf16).tokens_per_s if plain_bf16 else None,
+        identity=identity([record.token_ids for record in mine], [record.token_ids for record in plain])
+        if plain and speculative and greedy
+        else None,
+    )
+
+
+def _throughput(records: Sequence[Record]) -> Throughput:
+    return throughput([record.output_tokens for record in records], [record.duration_s for record in records])

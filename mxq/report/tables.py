@@ -1,0 +1,221 @@
+"""The tables of a run for a terminal: readable at 80 columns, more detail at 120, plain characters when piped."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mxq.report.summary import POINT_ESTIMATES, CellSummary, Summary
+from mxq.stats import Acceptance
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDE = 110
+
+
+def show(summary: Summary, console: Console) -> None:
+    """Print all tables, notes and warnings."""
+    for warning in summary.warnings:
+        console.print(Text(f"WARNING: {warning}\n", style="bold red"))
+    for title, table in _tables(summary, console.width):
+        console.print(Text(title, style="bold"))
+        console.print(table)
+        console.print()
+    for note in _notes(summary):
+        console.print(Text(note))
+
+
+def _tables(summary: Summary, width: int) -> Iterator[tuple[str, Table]]:
+    if summary.configurations:
+        title = "Acceptance length, pooled: tokens committed per verify pass, bonus included"
+        yield title, acceptance_table(summary, width)
+        for configuration in _deepest(summary.configurations):
+            title = f"Survival, {configuration}: share of verify passes that accepted at least i drafts"
+            yield title, survival_table(summary, configuration, width)
+    title = "Output tokens per second of wall clock, one request at a time, prefill included\n"
+    yield f"{title}(speedup: over plain decoding, ar, of the same precision)", speed_table(summary)
+    if any(cell.identity for cell in summary.cells):
+        title = "Greedy answers identical, token by token, to plain decoding of the same target"
+        yield title, identity_table(summary)
+
+
+def acceptance_table(summary: Summary, width: int) -> Table:
+    """Return pooled acceptance lengths by workload and configuration; per-request means too where there is room."""
+    table = _table()
+    _row_headers(table)
+    both = len(summary.targets) == 2
+    for target in summary.targets:
+        table.add_column(target, justify="right")
+    if both:
+        table.add_column("difference", justify="right")
+    wide = width >= _WIDE
+    for target in summary.targets if wide else ():
+        table.add_column(f"per-request mean (sd), {target}", justify="right")
+    for workload, configuration, cells in _rows(summary, summary.configurations):
+        found = [cell.acceptance if cell else None for cell in cells]
+        row = [workload, configuration, *(_number(a.pooled if a else None, "{:.3f}") for a in found)]
+        if both:
+            row.append(_difference(found))
+        table.add_row(*row, *((_per_request(a) for a in found) if wide else ()))
+    return table
+
+
+def survival_table(summary: Summary, configuration: str, width: int) -> Table:
+    """Return the survival curve of every workload and target, as a bar per position and as numbers."""
+    found = {
+        (workload, target): cell.acceptance
+        for workload in summary.workloads
+        for target in summary.targets
+        if (cell := summary.cell(target, configuration, workload)) and cell.acceptance
+    }
+    depth = max((len(a.survival) for a in found.values()), default=0)
+    both = len(summary.targets) == 2
+    names = max(map(len, ("workload", *summary.workloads)))
+    # Beside the numbers, 4 columns each, stand two names, the bars, and two gaps.
+    taken = names + 1 + 7 + max(depth, 5) + 1 + (17 if both else 0)
+    shown = _spread(depth, max(2, (width - taken) // 4))
+    table = _table()
+    table.add_column("workload", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column(f"1..{depth}", no_wrap=True)
+    for position in shown:
+        table.add_column(str(position + 1), justify="right", no_wrap=True)
+    if both:
+        table.add_column("mean gap", justify="right")
+        table.add_column("largest", justify="right")
+    for workload in summary.workloads:
+        table.add_section()
+        base = found.get((workload, "bf16"))
+        for target in summary.targets:
+            curve = found.get((workload, target))
+            row = [workload if target == summary.targets[0] else "", target]
+            row += [_bars(curve), *(_share(curve.survival[i] if curve else None) for i in shown)]
+            gaps = [b - a for a, b in zip(base.survival, curve.survival, strict=True)] if base and curve else []
+            if both:
+                row += _gaps(gaps) if target == "mxfp4" else ["", ""]
+            table.add_row(*row)
+    return table
+
+
+def speed_table(summary: Summary) -> Table:
+    """Return tokens per second and speedups by workload and configuration."""
+    table = _table()
+    _row_headers(table)
+    for target in summary.targets:
+        table.add_column(f"{target} tok/s", justify="right")
+    for target in summary.targets:
+        table.add_column(f"{target} speedup", justify="right")
+    if len(summary.targets) == 2:
+        table.add_column("mxfp4 over bf16 ar", justify="right")
+    for workload, configuration, cells in _rows(summary, ("ar", *summary.configurations)):
+        row = [workload, configuration]
+        row += [_number(cell.throughput.tokens_per_s if cell else None, "{:.1f}") for cell in cells]
+        row += [_number(cell.speedup_same_precision if cell else None, "{:.2f}x") for cell in cells]
+        if len(cells) == 2:
+            row.append(_number(cells[1].speedup_bf16 if cells[1] else None, "{:.2f}x"))
+        table.add_row(*row)
+    return table
+
+
+def identity_table(summary: Summary) -> Table:
+    """Return how many greedy answers equal those of plain decoding, over all workloads, and where others part."""
+    table = _table()
+    table.add_column("method-K", no_wrap=True)
+    for target in summary.targets:
+        table.add_column(f"{target} identical", justify="right")
+        table.add_column("first differing token", justify="right")
+    for configuration in summary.configurations:
+        row = [configuration]
+        for target in summary.targets:
+            cells = [summary.cell(target, configuration, workload) for workload in summary.workloads]
+            found = [cell.identity for cell in cells if cell and cell.identity]
+            row.append(f"{sum(i.identical for i in found)}/{sum(i.requests for i in found)}")
+            row.append(_positions([position for i in found for position in i.first_differences]))
+        table.add_row(*row)
+    return table
+
+
+def _notes(summary: Summary) -> Iterator[str]:
+    for workload, (used, total) in summary.prompts.items():
+        if used < total:
+            yield f"Not complete: {workload} with {used} of {total} prompts so far."
+    cut = sum(cell.cut_by_length for cell in summary.cells)
+    if cut:
+        requests = sum(cell.requests for cell in summary.cells)
+        limit = summary.run.info["definition"]["max_tokens"]
+        yield f"{cut} of {requests} answers were cut at {limit} tokens."
+    if summary.run.info["environment"].get("engine", {}).get("mxfp4") == "emulated" and "mxfp4" in summary.targets:
+        yield (
+            "MXFP4 is emulated by this engine: its acceptance is that of the quantized model, its speed says nothing "
+            "about MXFP4 kernels."
+        )
+    yield POINT_ESTIMATES
+
+
+def _table() -> Table:
+    return Table(header_style="dim", padding=(0, 1, 0, 0), box=None)
+
+
+def _row_headers(table: Table) -> None:
+    table.add_column("workload", no_wrap=True)
+    table.add_column("method-K", no_wrap=True)
+
+
+def _rows(summary: Summary, configurations: Sequence[str]) -> Iterator[tuple[str, str, list[CellSummary | None]]]:
+    for workload in summary.workloads:
+        for configuration in configurations:
+            name = workload if configuration == configurations[0] else ""
+            yield name, configuration, [summary.cell(target, configuration, workload) for target in summary.targets]
+
+
+def _deepest(configurations: Sequence[str]) -> list[str]:
+    """Return each method's configuration with the largest budget: its curve holds the most."""
+    largest: dict[str, str] = {}
+    for configuration in configurations:
+        largest[configuration.rpartition("-")[0]] = configuration
+    return list(largest.values())
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _share(value: float | None) -> str:
+    """Return a share without the leading zero that would cost every column a place."""
+    return "-" if value is None else f"{value:.2f}"[:3] if value >= 0.995 else f"{value:.2f}"[1:]
+
+
+def _difference(found: Sequence[Acceptance | None]) -> str:
+    base, new = found
+    if base is None or new is None:
+        return "-"
+    return f"{new.pooled - base.pooled:+.3f} ({new.pooled / base.pooled - 1:+.1%})"
+
+
+def _per_request(a: Acceptance | None) -> str:
+    if a is None:
+        return "-"
+    spread = "" if a.per_request_sd is None else f" ({a.per_request_sd:.2f})"
+    return f"{a.per_request_mean:.3f}{spread}"
+
+
+def _bars(a: Acceptance | None) -> str:
+    return "-" if a is None else "".join(_BARS[min(int(s * len(_BARS)), len(_BARS) - 1)] for s in a.survival)
+
+
+def _gaps(gaps: Sequence[float]) -> list[str]:
+    if not gaps:
+        return ["-", "-"]
+    return [f"{sum(gaps) / len(gaps):+.3f}", f"{max(gaps, key=abs):+.3f}"]
+
+
+def _positions(positions: Sequence[int]) -> str:
+    ordered = sorted(positions)
+    return ", ".join(map(str, ordered[:3])) + (", ..." if len(ordered) > 3 else "")
+
+
+def _spread(depth: int, room: int) -> list[int]:
+    """Return at most ``room`` of ``depth`` positions, first and last included, evenly spread."""
+    if depth <= room:
+        return list(range(depth))
+    return sorted({round(i * (depth - 1) / (room - 1)) for i in range(room)})

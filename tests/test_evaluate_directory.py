@@ -1,0 +1,285 @@
+"""The run directory: continued after any interruption, never shared, never rewritten."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedEngine, decode, small_plan
+
+from mxq.errors import InterruptedRunError, MxqError, UsageError
+from mxq.evaluate import read_run, run
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def content(path: Path) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """What was measured, without the times."""
+    return {
+        f"{cell.arm.label} {cell.workload}": [(r.prompt_id, r.accepted) for r in cell.records]
+        for cell in read_run(path).cells
+    }
+
+
+def interrupt_at(call: int) -> Callable[[int], None]:
+    def before(number: int) -> None:
+        if number == call:
+            raise KeyboardInterrupt
+
+    return before
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    run(small_plan(), path, ScriptedEngine(), decode)
+    return path
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("call", [0, 6, 7, 20, 41])
+def test_interrupted_and_continued_equals_uninterrupted(tmp_path: Path, whole: Path, call: int, together: bool) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(InterruptedRunError) as caught:
+        run(small_plan(), path, ScriptedEngine(together=together, before=interrupt_at(call)), decode)
+    assert caught.value.exit_code == 4
+    assert "of 36 requests are recorded" in caught.value.message
+    engine = ScriptedEngine(together=together)
+    run(small_plan(), path, engine, decode)
+    assert content(path) == content(whole)
+    assert read_run(path).finished
+
+
+def test_a_finished_run_is_left_alone(whole: Path) -> None:
+    before, engine = snapshot(whole), ScriptedEngine()
+    run(small_plan(), whole, engine, decode)
+    after = snapshot(whole)
+    assert after.keys() == before.keys()
+    assert all(after[name] == before[name] for name in before if name != ".lock")
+    assert not engine.calls
+    assert not engine.opened
+
+
+def test_finished_cells_keep_their_bytes_while_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(InterruptedRunError):
+        run(small_plan(), path, ScriptedEngine(before=interrupt_at(30)), decode)
+    done = {name: data for name, data in snapshot(path).items() if "-sums-" in name}
+    assert len(done) == 12
+    assert all(b'"finished"' in data for name, data in done.items() if name.endswith("cell.json"))
+    run(small_plan(), path, ScriptedEngine(), decode)
+    assert {name: data for name, data in snapshot(path).items() if name in done} == done
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, -1])
+def test_a_torn_last_line_is_made_again(tmp_path: Path, whole: Path, keep: int) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(InterruptedRunError):
+        run(small_plan(), path, ScriptedEngine(before=interrupt_at(20)), decode)
+    records = next(path.glob("cells/mxfp4-dflash-7-sums-*/records.jsonl"))
+    first, second, _ = records.read_bytes().split(b"\n")
+    records.write_bytes(first + b"\n" + second[:keep])
+    assert [len(cell.records) for cell in read_run(path).cells][5] == 1
+    run(small_plan(), path, ScriptedEngine(), decode)
+    assert content(path) == content(whole)
+    assert records.read_bytes().startswith(first + b"\n")
+
+
+def damage_line(line: bytes) -> Callable[[list[bytes]], None]:
+    def damage(lines: list[bytes]) -> None:
+        lines[1] = line
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_line(b"{"), "line 2: not a possible record"),
+        (damage_line(b"[]"), "line 2: not a possible record"),
+        (damage_line(b'{"prompt_id": "x"}'), "line 2: not a possible record"),
+        (lambda lines: lines.__setitem__(1, lines[0]), "line 2: not a possible record (prompt 'sums-0' is there"),
+        (lambda lines: lines.__setitem__(0, lines[0].replace(b'"accepted":[', b'"accepted":[9,')), "line 1: "),
+        (lambda lines: lines.__setitem__(0, lines[0].replace(b'"text":"', b'"text":"x')), "line 1: "),
+        (lambda lines: lines.__setitem__(0, lines[0].replace(b'"duration_s":', b'"duration_s":-')), "line 1: "),
+        (list.reverse, "not the prompts of the workload in order"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, damage: Callable[[list[bytes]], None], message: str) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(InterruptedRunError):
+        run(small_plan(), path, ScriptedEngine(before=interrupt_at(20)), decode)
+    records = next(path.glob("cells/bf16-dflash-3-sums-*/records.jsonl"))
+    lines = records.read_bytes().splitlines()
+    assert len(lines) == 2
+    damage(lines)
+    spoilt = b"".join(line + b"\n" for line in lines)
+    records.write_bytes(spoilt)
+    with pytest.raises(MxqError) as caught:
+        run(small_plan(), path, ScriptedEngine(), decode)
+    assert message in caught.value.message
+    assert str(records) in caught.value.message
+    assert records.read_bytes() == spoilt
+
+
+def test_a_finished_cell_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(small_plan(), path, ScriptedEngine(), decode)
+    records = next(path.glob("cells/bf16-ar-talk-*/records.jsonl"))
+    records.write_bytes(records.read_bytes().replace(b'"ttft_s":0.01', b'"ttft_s":0.02'))
+    with pytest.raises(MxqError, match="changed after the cell was finished"):
+        read_run(path)
+
+
+def test_another_run_is_refused_with_what_differs(whole: Path) -> None:
+    plan, before = small_plan(), snapshot(whole)
+    other = replace(plan, settings=replace(plan.settings, max_tokens=65, thinking=True))
+    with pytest.raises(UsageError) as caught:
+        run(other, whole, ScriptedEngine(), decode)
+    assert "max_tokens is 64 there, 65 now" in caught.value.message
+    assert "thinking is False there, True now" in caught.value.message
+    assert caught.value.exit_code == 2
+    fewer = small_plan(prompts=2)
+    with pytest.raises(UsageError, match=r"workloads\.0\.prompts is 3 there, 2 now"):
+        run(fewer, whole, ScriptedEngine(), decode)
+    assert {name: data for name, data in snapshot(whole).items() if name != ".lock"} == {
+        name: data for name, data in before.items() if name != ".lock"
+    }
+
+
+def test_other_versions_are_refused(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mxq.files.__version__", "99.0")
+    with pytest.raises(UsageError, match=r"versions.mxq is \S+ there, 99.0 now"):
+        run(small_plan(), whole, ScriptedEngine(), decode)
+
+
+def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    engine = ScriptedEngine()
+    with pytest.raises(UsageError, match="not empty and holds no run"):
+        run(small_plan(), tmp_path, engine, decode)
+    with pytest.raises(UsageError, match="is a file"):
+        run(small_plan(), tmp_path / "thesis.txt", engine, decode)
+    assert snapshot(tmp_path) == {"thesis.txt": b"precious"}
+    assert not engine.opened
+
+
+def test_nothing_is_made_when_the_models_do_not_load(tmp_path: Path) -> None:
+    class Unloadable(ScriptedEngine):
+        def open(self, arms):  # type: ignore[no-untyped-def]
+            raise UsageError("the drafter is for another target")
+
+    with pytest.raises(UsageError, match="another target"):
+        run(small_plan(), tmp_path / "run", Unloadable(), decode)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, written = os.write, []
+
+    def write(fd: int, data: bytes) -> int:
+        if bytes(data).startswith(b'{"prompt_id"'):
+            written.append(fd)
+            if len(written) == 10:
+                return real(fd, bytes(data)[:20])
+        elif len(written) == 10:
+            raise OSError(28, "No space left on device")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(MxqError, match=r"cannot write .*records.jsonl: No space left on device"):
+        run(small_plan(), tmp_path / "run", ScriptedEngine(), decode)
+    monkeypatch.setattr(os, "write", real)
+    assert sum(len(cell.records) for cell in read_run(tmp_path / "run").cells) == 9
+    run(small_plan(), tmp_path / "run", ScriptedEngine(), decode)
+    assert content(tmp_path / "run") == content(whole)
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from scripted import ScriptedEngine, decode, small_plan
+from mxq.evaluate import run
+from mxq.errors import MxqError
+
+try:
+    run(small_plan(), Path(sys.argv[1]), ScriptedEngine(before=lambda call: time.sleep(float(sys.argv[2]))), decode)
+except MxqError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def child(path: Path, pause_s: float) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(path), str(pause_s)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_records(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while sum(len(p.read_bytes().splitlines()) for p in path.glob("cells/*/records.jsonl")) < count:
+        assert time.monotonic() < deadline, "no records"
+        time.sleep(0.01)
+
+
+def test_killed_and_continued(tmp_path: Path, whole: Path) -> None:
+    path = tmp_path / "run"
+    with child(path, 0.05) as process:
+        wait_for_records(path, 5)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not read_run(path).finished
+    kept = {name: data for name, data in snapshot(path).items() if name.endswith("records.jsonl")}
+    run(small_plan(), path, ScriptedEngine(), decode)
+    assert content(path) == content(whole)
+    after = snapshot(path)
+    assert all(after[name].startswith(data[: data.rfind(b"\n") + 1]) for name, data in kept.items())
+
+
+def test_a_second_process_is_refused_while_the_first_goes_on(tmp_path: Path, whole: Path) -> None:
+    path = tmp_path / "run"
+    with child(path, 0.05) as first:
+        wait_for_records(path, 1)
+        with pytest.raises(UsageError, match=rf"another process \({first.pid}\) is running in"):
+            run(small_plan(), path, ScriptedEngine(), decode)
+        assert first.wait() == 0
+    assert content(path) == content(whole)
+
+
+def test_ctrl_c_on_a_real_process(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with child(path, 0.05) as process:
+        wait_for_records(path, 3)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[0]
+    assert process.returncode == InterruptedRunError.exit_code
+    assert "run the same command again to continue" in said
+    assert sum(len(cell.records) for cell in read_run(path).cells) >= 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "cannot read"), ("[]", "does not hold an object"), ('{"format": 9}', "has format 9"), (None, "no run.json")],
+)
+def test_reading_what_is_no_run(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(MxqError) as caught:
+        read_run(tmp_path)
+    assert message in caught.value.message
+
+
+def test_reading_a_run_that_describes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, "definition": {}}))
+    with pytest.raises(MxqError, match="not a run's description"):
+        read_run(tmp_path)
