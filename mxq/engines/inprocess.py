@@ -15,6 +15,7 @@ import torch
 
 from mxq import decode
 from mxq.engines.base import Completion, Decoder, EngineArm, Sampling
+from mxq.errors import UsageError
 
 _MEMORY_SHARE = 0.5
 """Of the memory that is free, what all targets together may take to be open at once; the rest is for activations."""
@@ -28,7 +29,7 @@ class InProcessEngine:
 
     def __init__(self, *, dtype: str, device: str, sampling: Sampling, eos_token_ids: Sequence[int]) -> None:
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self._device = torch.device(device)
+        self._device = _device(device)
         self._sampling = sampling
         self._eos = frozenset(eos_token_ids)
 
@@ -100,6 +101,16 @@ class InProcessEngine:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise UsageError(f"no device {name!r} here ({reason})", "use cpu, or cuda where torch has it") from None
+    return device
 
 
 class _OpenArm:

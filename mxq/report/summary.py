@@ -15,11 +15,10 @@ from mxq.stats import Acceptance, Identity, Throughput, acceptance, identity, th
 
 TARGETS = ("bf16", "mxfp4")
 
-DRAFTER_IDLE = (
-    "acceptance length is exactly 1.000: not one draft was accepted, so the drafter is probably not doing anything. "
-    "Check that the mtp tensors are in quantization_config.exclude, that this drafter was made for this target, "
-    "its target_layer_ids and mask_token_id, and that the chat template is the one it was trained with."
-)
+_IDLE = {
+    "mtp": "Check that the checkpoint still has its own mtp.* tensors and that quantization_config.exclude names them",
+    "dflash": "Check that the drafter was made for this target, and its target_layer_ids and mask_token_id",
+}
 
 POINT_ESTIMATES = (
     "These are point estimates without intervals: a small difference neither shows a change nor rules one out."
@@ -84,7 +83,16 @@ class Summary:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what the reader must know before believing any number."""
-        return tuple(f"{cell.arm.label} on {cell.workload}: {DRAFTER_IDLE}" for cell in self.cells if cell.drafter_idle)
+        found = []
+        for method, check in _IDLE.items():
+            idle = [f"{c.arm.label} on {c.workload}" for c in self.cells if c.drafter_idle and c.arm.method == method]
+            if idle:
+                found.append(
+                    f"acceptance length is exactly 1.000 for {', '.join(idle)}: not one draft was accepted, so the "
+                    f"drafter is probably not doing anything. {check}; and that the chat template is the one the "
+                    "drafter was trained with."
+                )
+        return tuple(found)
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON values; numbers are not rounded."""

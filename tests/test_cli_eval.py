@@ -1,0 +1,245 @@
+"""`mxq eval` as a user runs it: tables, JSON, resuming, and what each mistake says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tiny import write_drafter, write_target
+
+from mxq.cli import main
+
+PROMPTS = ["Ann has 3 apples and buys 4 more. How many?", "Write a function.", "Tell me a story."]
+
+
+def mxq(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="mxq")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    write_target(path / "target")
+    write_drafter(path / "drafter", path / "target")
+    write_target(path / "deep", layers=8)
+    write_drafter(path / "deep-drafter", path / "deep")
+    (path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    return path
+
+
+def arguments(models: Path, out: Path, *more: object) -> list[object]:
+    return [
+        *("eval", "--bf16", models / "target", "--drafter", models / "drafter", "--workload", models / "prompts.jsonl"),
+        *("-k", 3, "--max-tokens", 12, "--out", out, *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return out, mxq(*arguments(models, out, "--spec", "dflash", "--spec", "mtp"))
+
+
+def test_tables_go_to_stdout_and_progress_to_stderr(finished: tuple[Path, Result]) -> None:
+    _, result = finished
+    assert result.exit_code == 0, result.output
+    for words in ("Acceptance length, pooled", "Survival, dflash-3", "Survival, mtp-3", "tokens per second", "speedup"):
+        assert words in result.stdout
+    assert "without intervals" in result.stdout
+    assert "9/9 requests" in result.stderr
+    assert "requests" not in result.stdout
+    assert "preserved" not in result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_drafter_that_does_nothing_is_said_plainly(finished: tuple[Path, Result]) -> None:
+    # Random weights: no draft is ever right.
+    out, result = finished
+    said = " ".join(result.stdout.split())
+    assert "WARNING: acceptance length is exactly 1.000 for bf16 dflash-3 on prompts: not one draft" in said
+    assert "target_layer_ids and mask_token_id" in said
+    assert "quantization_config.exclude" in said
+    assert len(json.loads(mxq("eval", "--show", out, "--json").stdout)["warnings"]) == 2
+
+
+def test_show_prints_the_same_again_and_changes_nothing(finished: tuple[Path, Result]) -> None:
+    out, result = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = mxq("eval", "--show", out)
+    assert again.exit_code == 0
+    assert again.stdout == result.stdout
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_json(finished: tuple[Path, Result]) -> None:
+    value = json.loads(mxq("eval", "--show", finished[0], "--json").stdout)
+    assert value["finished"] is True
+    assert value["prompts"] == {"prompts": {"used": 3, "of": 3}}
+    cells = {cell["label"]: cell for cell in value["cells"]}
+    assert cells.keys() == {"bf16 ar", "bf16 mtp-3", "bf16 dflash-3"}
+    plain, dflash = cells["bf16 ar"], cells["bf16 dflash-3"]
+    assert plain["acceptance"] is None
+    assert plain["speedup_same_precision"] == 1.0
+    acceptance = dflash["acceptance"]
+    assert acceptance["pooled"] == pytest.approx(1 + sum(acceptance["survival"]))
+    assert dflash["throughput"]["output_tokens"] == sum(
+        json.loads(line)["output_tokens"]
+        for line in next(finished[0].glob("cells/bf16-dflash-3-*/records.jsonl")).read_text().splitlines()
+    )
+    assert dflash["identity"]["requests"] == 3
+
+
+def test_in_float32_speculation_changes_no_token(models: Path, tmp_path: Path) -> None:
+    result = mxq(*arguments(models, tmp_path / "run", "--dtype", "float32", "--json"))
+    assert result.exit_code == 0, result.output
+    cells = {cell["label"]: cell for cell in json.loads(result.stdout)["cells"]}
+    assert cells["bf16 dflash-3"]["identity"] == {"requests": 3, "identical": 3, "first_differences": []}
+
+
+def test_a_finished_run_is_only_shown_again(models: Path, finished: tuple[Path, Result]) -> None:
+    out, first = finished
+    again = mxq(*arguments(models, out, "--spec", "dflash", "--spec", "mtp"))
+    assert again.exit_code == 0
+    assert again.stdout == first.stdout
+    assert "loading" not in again.stderr
+
+
+def test_sampled_runs_are_repeatable_and_have_no_identity(models: Path, tmp_path: Path) -> None:
+    texts = []
+    for name in ("one", "two"):
+        sampling = ("--temperature", 0.8, "--top-p", 0.9, "--top-k", 20, "--seed", 7)
+        result = mxq(*arguments(models, tmp_path / name, *sampling))
+        assert result.exit_code == 0, result.output
+        assert "identical" not in result.stdout
+        lines = next((tmp_path / name).glob("cells/bf16-dflash-3-*/records.jsonl")).read_text().splitlines()
+        texts.append([json.loads(line)["token_ids"] for line in lines])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (["--drafter", "{models}/deep-drafter"], 2, "num_target_layers is 8, the target's layers 4"),
+        (["--drafter", "{models}/nowhere"], 2, "nowhere"),
+        (["--workload", "gsm9k"], 2, "'gsm9k' is neither one of mxq's own nor a file"),
+        (["--workload", "{models}/empty.jsonl"], 2, "empty.jsonl holds no prompts"),
+        (["--workload", "{models}/broken.jsonl"], 2, "broken.jsonl, line 2: not JSON"),
+        (["--workload", "{models}/prompts.jsonl"], 2, "two workloads are called 'prompts'"),
+        (["--workload", "{models}/long.jsonl"], 2, "long, prompt long-0001: "),
+        (["--max-tokens", "2048"], 2, "exceed the model's 2048 positions"),
+        (["--mxfp4", "{models}/target"], 2, "is not quantized, so it is not the MXFP4 target"),
+        (["--temperature", "-1"], 2, "temperature -1.0"),
+        (["--top-p", "0"], 2, "top-p 0.0"),
+        (["--device", "abacus"], 2, "abacus"),
+        (["--out", "{models}"], 2, "is not empty and holds no run"),
+        (["--out", "{models}/prompts.jsonl"], 2, "is a file"),
+        (["--show", "{models}"], 2, "give either --out or --show"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes(models: Path, tmp_path: Path, change: list[str], code: int, message: str) -> None:
+    (models / "empty.jsonl").write_text("\n")
+    (models / "broken.jsonl").write_text('{"prompt": "x"}\n{"prompt": x}\n')
+    (models / "long.jsonl").write_text(json.dumps({"prompt": "apple " * 3000}) + "\n")
+    before = sorted(models.rglob("*"))
+    out = tmp_path / "run"
+    result = mxq(*arguments(models, out, *(word.format(models=models) for word in change)))
+    assert result.exit_code == code, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert not result.stdout
+    assert not out.exists()
+    assert sorted(models.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give either --out or --show"),
+        (["--out", "run"], "no workload"),
+        (["--out", "run", "--workload", "chat"], "no target"),
+        (["--show", "nowhere"], "holds no run"),
+        (["--out", "run", "--bf16", "x", "-k", "0"], "0 is not in the range"),
+        (["--out", "run", "--bf16", "x", "--spec", "eagle"], "'eagle' is not one of"),
+    ],
+    ids=" ".join,
+)
+def test_incomplete_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = mxq("eval", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_without_its_own_drafter_needs_one(models: Path, tmp_path: Path) -> None:
+    words = ("--bf16", models / "target", "--workload", models / "prompts.jsonl", "--out", tmp_path / "run")
+    result = mxq("eval", *words)
+    assert result.exit_code == 2
+    assert "DFlash needs a drafter" in result.stderr
+    assert "--drafter MODEL" in result.stderr
+
+
+def test_help_has_examples() -> None:
+    result = mxq("eval", "--help")
+    assert result.exit_code == 0
+    assert "mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec dflash" in result.stdout
+
+
+def start(words: list[object]) -> "subprocess.Popen[str]":
+    code = "import sys; from mxq.cli import main; main(sys.argv[1:])"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_records(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while sum(len(p.read_bytes().splitlines()) for p in path.glob("cells/*/records.jsonl")) < count:
+        assert time.monotonic() < deadline, "no records"
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kill", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 4)])
+def test_stopped_and_continued_gives_the_same_answers(
+    models: Path, tmp_path: Path, kill: signal.Signals, code: int
+) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text("".join(json.dumps({"prompt": f"{prompt} ({i})"}) + "\n" for i in range(20) for prompt in PROMPTS))
+
+    def words(out: Path) -> list[object]:
+        return [*arguments(models, out)[:5], "--workload", many, "-k", 3, "--max-tokens", 12, "--out", out]
+
+    with start(words(tmp_path / "stopped")) as process:
+        wait_for_records(tmp_path / "stopped", 5)
+        process.send_signal(kill)
+        said = process.communicate()[1]
+    assert process.returncode == code
+    if kill == signal.SIGINT:
+        assert "interrupted; " in said
+        assert "run the same command again to continue" in said
+        assert "Traceback" not in said
+    for name in ("stopped", "whole"):
+        with start(words(tmp_path / name)) as process:
+            said = process.communicate()[1]
+        assert process.returncode == 0, said
+    for whole in (tmp_path / "whole/cells").iterdir():
+        ours = [json.loads(line) for line in (whole / "records.jsonl").read_text().splitlines()]
+        again = (tmp_path / "stopped/cells" / whole.name / "records.jsonl").read_text().splitlines()
+        assert len(ours) == len(again) == 60
+        for record, line in zip(ours, again, strict=True):
+            other = json.loads(line)
+            assert [record[name] for name in ("prompt_id", "token_ids", "accepted")] == [
+                other[name] for name in ("prompt_id", "token_ids", "accepted")
+            ]
