@@ -1,5 +1,6 @@
 """MXFP4 bytes: equal to AMD Quark's, and to what the format's own definition in ml_dtypes says."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -51,7 +52,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_bytes_are_those_quark_writes(name):
+def test_bytes_are_those_quark_writes(name: str) -> None:
     vectors = np.load(VECTORS)
     x = torch.from_numpy(vectors[f"{name}_even_x_u32"].view(np.float32).copy()).to(DTYPES[name])
     packed, scale = mxfp4.quantize(x)
@@ -63,7 +64,7 @@ def test_bytes_are_those_quark_writes(name):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_the_far_ends_decode_to_what_was_encoded_where_quark_is_two_times_off(name):
+def test_the_far_ends_decode_to_what_was_encoded_where_quark_is_two_times_off(name: str) -> None:
     vectors = np.load(VECTORS)
     x = torch.from_numpy(vectors[f"{name}_even_x_u32"].view(np.float32).copy()).to(DTYPES[name])
     amax = x.float().abs().amax(-1)
@@ -81,7 +82,7 @@ def test_the_far_ends_decode_to_what_was_encoded_where_quark_is_two_times_off(na
         assert not (np.array_equal(theirs[0], packed.numpy()) and np.array_equal(theirs[1], scale.numpy()[:, 0]))
 
 
-def test_every_code_under_every_scale_decodes_as_ml_dtypes_says():
+def test_every_code_under_every_scale_decodes_as_ml_dtypes_says() -> None:
     packed = torch.arange(16, dtype=torch.uint8).repeat(256, 1)  # low nibble 0..15, high nibble 0
     scale = torch.arange(256, dtype=torch.uint8).view(256, 1)
     with np.errstate(over="ignore"):
@@ -89,7 +90,7 @@ def test_every_code_under_every_scale_decodes_as_ml_dtypes_says():
     assert same(mxfp4.dequantize(packed, scale, torch.float32), torch.from_numpy(expected))
 
 
-def test_every_code_under_every_scale_survives_a_round_trip():
+def test_every_code_under_every_scale_survives_a_round_trip() -> None:
     """What is decoded is encoded again to the same value, whatever scale the encoder prefers for it."""
     packed = (torch.arange(16, dtype=torch.uint8) * 17).repeat(255, 1)
     scale = torch.arange(255, dtype=torch.uint8).view(255, 1)
@@ -101,7 +102,7 @@ def test_every_code_under_every_scale_survives_a_round_trip():
         assert torch.equal(again[kept], x[kept])
 
 
-def test_every_bfloat16_magnitude_rounds_as_ml_dtypes_says_under_every_scale():
+def test_every_bfloat16_magnitude_rounds_as_ml_dtypes_says_under_every_scale() -> None:
     """The first element fixes the scale; the others run over all bfloat16 numbers up to it."""
     patterns = np.arange(0x7F80, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
     for exponent in range(-126, 127):
@@ -117,7 +118,7 @@ def test_every_bfloat16_magnitude_rounds_as_ml_dtypes_says_under_every_scale():
         np.testing.assert_array_equal(unpack(packed.numpy()), codes)
 
 
-def test_ties_go_to_the_even_code_and_the_scale_steps_at_one_and_three_quarters():
+def test_ties_go_to_the_even_code_and_the_scale_steps_at_one_and_three_quarters() -> None:
     x = torch.zeros(2, 32)
     x[0, :9] = torch.tensor([6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -5.0])
     x[1, 0] = 6.99
@@ -129,7 +130,7 @@ def test_ties_go_to_the_even_code_and_the_scale_steps_at_one_and_three_quarters(
     assert mxfp4.quantize(torch.full((32,), 3.49))[1].tolist() == [126]
 
 
-def test_zero_is_plus_zero_and_a_block_of_zeros_has_scale_byte_one():
+def test_zero_is_plus_zero_and_a_block_of_zeros_has_scale_byte_one() -> None:
     x = torch.zeros(2, 32)
     x[0] = -0.0
     x[1, :3] = torch.tensor([6.0, -0.2, -0.0])
@@ -141,7 +142,7 @@ def test_zero_is_plus_zero_and_a_block_of_zeros_has_scale_byte_one():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_block_with_a_number_that_is_none_decodes_to_nan_and_its_neighbours_do_not(bad):
+def test_a_block_with_a_number_that_is_none_decodes_to_nan_and_its_neighbours_do_not(bad: float) -> None:
     x = torch.ones(3, 64, dtype=torch.bfloat16)
     x[1, 40] = bad
     packed, scale = mxfp4.quantize(x)
@@ -161,14 +162,14 @@ FLOATS = hnp.arrays(
 
 @given(FLOATS, st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 @settings(max_examples=200, deadline=None)
-def test_fake_quantize_is_quantize_then_dequantize(values, dtype):
+def test_fake_quantize_is_quantize_then_dequantize(values: np.ndarray, dtype: torch.dtype) -> None:
     x = torch.from_numpy(values).to(dtype)
     assert same(mxfp4.fake_quantize(x), mxfp4.dequantize(*mxfp4.quantize(x), dtype))
 
 
 @given(FLOATS.filter(lambda values: bool(np.isfinite(values).all())))
 @settings(max_examples=200, deadline=None)
-def test_finite_blocks_match_the_oracle_and_quantizing_twice_changes_nothing(values):
+def test_finite_blocks_match_the_oracle_and_quantizing_twice_changes_nothing(values: np.ndarray) -> None:
     x = torch.from_numpy(values)
     packed, scale = mxfp4.quantize(x)
     codes, scales = oracle(values.reshape(*values.shape[:-1], -1, 32))
@@ -181,7 +182,7 @@ def test_finite_blocks_match_the_oracle_and_quantizing_twice_changes_nothing(val
 
 @given(FLOATS.filter(lambda values: bool((np.abs(values) < 2.0**100).all())), st.integers(-20, 20))
 @settings(max_examples=100, deadline=None)
-def test_scaling_by_a_power_of_two_moves_only_the_scale_bytes(values, shift):
+def test_scaling_by_a_power_of_two_moves_only_the_scale_bytes(values: np.ndarray, shift: int) -> None:
     x = torch.from_numpy(np.where(np.abs(values) < 2.0**-90, 0, values).astype(np.float32))
     packed, scale = mxfp4.quantize(x)
     moved_packed, moved_scale = mxfp4.quantize(x * 2.0**shift)
@@ -191,7 +192,7 @@ def test_scaling_by_a_power_of_two_moves_only_the_scale_bytes(values, shift):
     assert (moved_scale[zero] == 1).all()
 
 
-def test_shapes_lead_and_the_last_axis_is_packed():
+def test_shapes_lead_and_the_last_axis_is_packed() -> None:
     x = torch.randn(2, 3, 5, 96, generator=torch.Generator().manual_seed(0))
     packed, scale = mxfp4.quantize(x)
     assert (packed.shape, packed.dtype) == ((2, 3, 5, 48), torch.uint8)
@@ -204,7 +205,7 @@ def test_shapes_lead_and_the_last_axis_is_packed():
 
 
 @pytest.mark.parametrize("function", [mxfp4.quantize, mxfp4.fake_quantize])
-def test_what_cannot_be_quantized_is_refused(function):
+def test_what_cannot_be_quantized_is_refused(function: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match=r"\[4, 48\] is not a multiple of 32"):
         function(torch.zeros(4, 48))
     with pytest.raises(TypeError, match="float64"):
@@ -213,6 +214,6 @@ def test_what_cannot_be_quantized_is_refused(function):
         function(torch.zeros(32), "nearest")
 
 
-def test_packed_and_scale_of_different_tensors_are_refused():
+def test_packed_and_scale_of_different_tensors_are_refused() -> None:
     with pytest.raises(ValueError, match="do not belong together"):
         mxfp4.dequantize(torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 1, dtype=torch.uint8))
