@@ -74,8 +74,20 @@ def test_it_is_the_wheel_that_runs(run: Run, environment: Path) -> None:
     assert run("mxq", "--version").strip() == f"mxq, version {mxq.__version__}"
 
 
-def test_it_converts_and_verifies_the_testbed(run: Run, tmp_path: Path) -> None:
+def test_recipes_are_found(run: Run) -> None:
+    for recipe in (ROOT / "recipes").glob("*.yaml"):
+        plan = json.loads(run("mxq", "plan", "testbed:moe", "--recipe", recipe.stem, "--json"))
+        assert any(tensor["action"] == "quantize" for tensor in plan["tensors"])
+
+
+def test_the_testbed_is_converted_and_verified(run: Run, tmp_path: Path) -> None:
     run("mxq", "quantize", "testbed:dense", "converted", "--recipe", "mxfp4")
     manifest = json.loads((tmp_path / "converted/mxq_manifest.json").read_text())
     assert manifest["versions"]["mxq"] == mxq.__version__
     run("mxq", "verify", "converted", "--against", "testbed:dense")
+
+
+def test_the_testbed_is_evaluated(run: Run, tmp_path: Path) -> None:
+    arguments = ["--spec", "dflash", "-k", "3", "--workload", "arithmetic", "--limit", "1", "--max-tokens", "16"]
+    run("mxq", "eval", "--bf16", "testbed:dense", *arguments, "--out", "run")
+    assert len(list((tmp_path / "run/cells").glob("*/records.jsonl"))) == 2
