@@ -49,8 +49,8 @@ install_mxq() {
   fi
   say "Installing mxq[$extra] and what it needs into .venv (PyTorch is the large one)"
   # The build backend comes first and pinned, because an isolated build would fetch whatever version is newest.
-  "$VENV/bin/python" -m pip install --quiet --constraint "$ROOT/tools/constraints.txt" pip hatchling editables
+  "$VENV/bin/python" -m pip install --quiet --constraint "$ROOT/tools/constraints.txt" pip hatchling editables >&2
   "$VENV/bin/python" -m pip install --constraint "$ROOT/tools/constraints.txt" \
-    --no-build-isolation --editable "$ROOT[$extra]"
+    --no-build-isolation --editable "$ROOT[$extra]" >&2
   printf '%s\n' "$wanted" >"$VENV/.mxq-$extra"
 }
