@@ -94,8 +94,12 @@ def dequantize(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat1
         raise ValueError(f"packed {list(packed.shape)} and scale {list(scale.shape)} do not belong together")
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).int()
     elements = torch.tensor(_VALUES, device=packed.device)[codes].view(*scale.shape, BLOCK)
-    scales = torch.tensor(_SCALES, device=scale.device)[scale.int()]
-    return (elements * scales.unsqueeze(-1)).to(dtype).view(*packed.shape[:-1], packed.shape[-1] * 2)
+    return (elements * scale_values(scale).unsqueeze(-1)).to(dtype).view(*packed.shape[:-1], packed.shape[-1] * 2)
+
+
+def scale_values(scale: Tensor) -> Tensor:
+    """Return the powers of two (float32) that scale bytes (uint8) stand for, NaN for 255."""
+    return torch.tensor(_SCALES, device=scale.device)[scale.int()]
 
 
 def fake_quantize(x: Tensor, rule: str = "even") -> Tensor:

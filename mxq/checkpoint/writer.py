@@ -1,0 +1,131 @@
+"""Writing a checkpoint whose every tensor's name, type and shape is known before the first byte is.
+
+Shards are laid out first; each file then gets its header, and the tensors are filled in piece by piece, in any order
+between tensors, so that nothing larger than a piece is ever in memory.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from mxq.checkpoint.headers import DTYPES, nbytes
+from mxq.checkpoint.reader import SINGLE
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor to be written; ``dtype`` is a safetensors type name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return nbytes(self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the checkpoint: groups of tensors that stay together, in the order in which they lie."""
+
+    file: str
+    groups: tuple[tuple[TensorSpec, ...], ...]
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """All tensors of the file, in order."""
+        return [tensor for group in self.groups for tensor in group]
+
+
+def layout(groups: Iterable[Sequence[TensorSpec]], max_shard_size: int) -> list[Shard]:
+    """Distribute groups of tensors over files of at most ``max_shard_size`` bytes of data, or one group if larger.
+
+    Within a file, groups of wider types come first: then every tensor lies at a multiple of its element's size.
+    """
+    files: list[list[tuple[TensorSpec, ...]]] = []
+    room = -1
+    for group in groups:
+        size = sum(tensor.nbytes for tensor in group)
+        if room < size:
+            files.append([])
+            room = max_shard_size
+        files[-1].append(tuple(group))
+        room -= size
+    count = len(files)
+    names = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    return [
+        Shard(name, tuple(sorted(file, key=lambda group: -DTYPES[group[0].dtype].itemsize)))
+        for name, file in zip(names, files, strict=True)
+    ]
+
+
+def index(shards: Sequence[Shard]) -> dict[str, Any] | None:
+    """Return the content of the index file, or None where there is one shard and hence no index.
+
+    ``total_size`` is the bytes of all tensors, as transformers counts it.
+    """
+    if len(shards) == 1:
+        return None
+    tensors = {tensor.name: (tensor, shard.file) for shard in shards for tensor in shard.tensors}
+    return {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor, _ in tensors.values())},
+        "weight_map": {name: file for name, (_, file) in sorted(tensors.items())},
+    }
+
+
+class ShardWriter:
+    """Writes one shard; a context manager that on success makes sure that every tensor was filled to the last byte."""
+
+    def __init__(self, directory: Path, shard: Shard) -> None:
+        self.file = directory / shard.file
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        self._next: dict[str, int] = {}
+        self._end: dict[str, int] = {}
+        offset = 0
+        for tensor in shard.tensors:
+            end = offset + tensor.nbytes
+            header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+            self._next[tensor.name], self._end[tensor.name] = offset, end
+            offset = end
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        self._start = 8 + len(text)
+        self._descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._put(0, memoryview(len(text).to_bytes(8, "little") + text))
+
+    def append(self, name: str, values: torch.Tensor) -> None:
+        """Write the next bytes of tensor ``name``."""
+        view = values.contiguous().view(-1).view(torch.uint8).numpy().data
+        start = self._next[name]
+        if start + len(view) > self._end[name]:
+            raise ValueError(f"{name} is larger than its place in {self.file.name}")
+        self._put(self._start + start, view)
+        self._next[name] = start + len(view)
+
+    def _put(self, position: int, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._descriptor, view[done:], position + done)
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                short = [name for name, place in self._next.items() if place != self._end[name]]
+                if short:
+                    raise ValueError(f"{self.file.name}: {', '.join(short)} not filled to the end")
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)

@@ -1,0 +1,124 @@
+"""``mxq inspect``: look into a checkpoint."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mxq.cli.tables import show, size, table
+from mxq.errors import UsageError
+
+if TYPE_CHECKING:
+    from mxq.checkpoint import Checkpoint
+
+_EPILOG = """\b
+Examples:
+  mxq inspect ./dense-mxfp4
+  mxq inspect ./dense-mxfp4 --worst 20
+  mxq inspect Qwen/Qwen3.5-27B --json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model", metavar="DIR")
+@click.option("--worst", type=click.IntRange(min=1), help="Show the so many matrices with the largest error.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def command(model: str, worst: int | None, as_json: bool) -> None:
+    """Look into the checkpoint in DIR: tensors, sizes, what is quantized, and how well.
+
+    DIR may also be a model's id on the Hugging Face hub, or testbed:dense or testbed:moe.
+    """
+    from mxq.checkpoint import Checkpoint, resolve
+
+    checkpoint = Checkpoint.open(resolve(model))
+    layers = [] if worst is None else _worst(checkpoint.path, worst)
+    facts = _facts(checkpoint)
+    if as_json:
+        click.echo(json.dumps(facts | ({} if worst is None else {"worst": layers}), indent=2))
+        return
+    _show(facts)
+    if worst is not None:
+        _show_worst(layers)
+
+
+def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
+    from mxq.convert.structure import modules
+    from mxq.models import qwen35
+
+    packed = {module.piece.tensor for module in modules(checkpoint).values() if module.scale}
+    rows: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for name, tensor in checkpoint.tensors.items():
+        weight = name.removesuffix("_scale")
+        stored = "MXFP4" if name in packed else "MXFP4 scales" if weight in packed else tensor.dtype
+        row = rows[qwen35.part(name), qwen35.role(weight), stored]
+        row[0] += 1
+        row[1] += tensor.nbytes
+    quantization = checkpoint.quantization
+    return {
+        "path": str(checkpoint.path),
+        "architectures": checkpoint.config.get("architectures"),
+        "files": len(checkpoint.metadata),
+        "tensors": len(checkpoint.tensors),
+        "bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+        "quantization": quantization
+        and {
+            "weights": "MXFP4",
+            "scale_rule": quantization.rule,
+            "activations": "unquantized" if quantization.weight_only else "MXFP4",
+            "exclude": len(quantization.exclude),
+        },
+        "content": [
+            {"part": part, "role": role, "stored": stored, "tensors": count, "bytes": nbytes}
+            for (part, role, stored), (count, nbytes) in sorted(rows.items())
+        ],
+    }
+
+
+def _worst(path: Path, count: int) -> list[dict[str, Any]]:
+    from mxq.convert.manifest import LAYERS
+
+    file = path / LAYERS
+    if not file.is_file():
+        raise UsageError(f"{path} holds no {LAYERS}, where the errors are", "mxq quantize writes it as it converts")
+    try:
+        layers = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        known = [layer for layer in layers if layer["sqnr_db"] is not None]
+        return sorted(known, key=lambda layer: float(layer["sqnr_db"]))[:count]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file} is not as mxq wrote it: {error}", "convert again") from None
+
+
+def _show(facts: dict[str, Any]) -> None:
+    shown = table("part", "role", "stored as", ">tensors", ">size")
+    for row in facts["content"]:
+        shown.add_row(row["part"], row["role"], row["stored"], str(row["tensors"]), size(row["bytes"]))
+    show(shown)
+    architectures = ", ".join(facts["architectures"] or ["no architecture"])
+    lines = [f"{architectures}: {facts['tensors']} tensors, {size(facts['bytes'])}, in {facts['files']} file(s)"]
+    if facts["quantization"] is None:
+        lines.append("not quantized")
+    else:
+        config = facts["quantization"]
+        lines.append(
+            f"weights {config['weights']} (scale rule {config['scale_rule']}), activations {config['activations']}, "
+            f"{config['exclude']} exclude entries"
+        )
+    click.echo("\n".join(lines))
+
+
+def _show_worst(layers: list[dict[str, Any]]) -> None:
+    shown = table("matrix", "shape", ">SQNR dB", ">relative error", ">saturated", ">zero blocks", "scales")
+    for layer in layers:
+        exponents = layer["scale_exponents"]
+        shown.add_row(
+            layer["module"],
+            str(layer["shape"]),
+            f"{layer['sqnr_db']:.2f}",
+            f"{layer['relative_error']:.4f}",
+            f"{layer['saturated']:.3%}",
+            f"{layer['zero_blocks']}/{layer['blocks']}",
+            "" if exponents is None else f"2^{exponents[0]} to 2^{exponents[1]}",
+        )
+    show(shown)

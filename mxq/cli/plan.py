@@ -1,0 +1,69 @@
+"""``mxq plan``: what a conversion would do, from headers alone."""
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import click
+
+from mxq.cli.tables import numbers_hidden, show, size, table
+
+if TYPE_CHECKING:
+    from mxq.convert.plan import Plan
+
+_EPILOG = """\b
+Examples:
+  mxq plan testbed:dense --recipe mxfp4
+  mxq plan testbed:moe --tensors
+  mxq plan ./Qwen3.5-27B --recipe ./mine.yaml
+  mxq plan ./Qwen3.5-35B-A3B --experts fused --json | jq '.tensors[] | select(.action == "quantize")'
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model")
+@click.option("--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours.")
+@click.option(
+    "--experts",
+    type=click.Choice(["per-expert", "fused"]),
+    default="per-expert",
+    show_default=True,
+    help="How routed experts are written: a tensor for each, or one for all of a layer.",
+)
+@click.option("--tensors", is_flag=True, help="Show tensors, not only rules; layers and experts are counted together.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every single tensor, instead of a table.")
+def command(model: str, recipe: str, experts: str, tensors: bool, as_json: bool) -> None:
+    """Show what converting MODEL would do, by which rule, and write nothing.
+
+    MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense or testbed:moe. Everything that would
+    make the conversion fail or the result not load is an error here.
+    """
+    from mxq.checkpoint import Checkpoint, resolve
+    from mxq.convert import recipe as recipes
+    from mxq.convert.plan import plan
+
+    planned = plan(Checkpoint.open(resolve(model)), recipes.load(recipe), experts=experts)
+    if as_json:
+        click.echo(json.dumps({"model": model, **planned.as_dict()}, indent=2))
+        return
+    _show(planned, model, tensors)
+
+
+def _show(planned: "Plan", model: str, tensors: bool) -> None:
+    rows: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for decision in planned.decisions:
+        tensor = decision.tensor
+        name = (numbers_hidden(tensor.name), f"{tensor.dtype} {list(tensor.shape)}") if tensors else ()
+        row = rows[decision.action, decision.rule, *name]
+        for i, amount in enumerate((1, tensor.nbytes, decision.bytes_after)):
+            row[i] += amount
+    shown = table("action", "rule", *(("tensor", "as stored") if tensors else ()), ">tensors", ">before", ">after")
+    for key, (count, before, after) in sorted(rows.items(), key=lambda row: row[0][0] != "quantize"):
+        shown.add_row(*key, str(count), size(before), size(after))
+    show(shown)
+    for lint in planned.lints:
+        click.echo(f"note: {lint}")
+    click.echo(
+        f"{model}, {planned.family}, recipe {planned.recipe.name}: {size(planned.bytes_before)} -> "
+        f"{size(planned.bytes_after)} in {len(planned.shards)} file(s), {len(planned.exclude)} exclude entries"
+    )

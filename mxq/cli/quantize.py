@@ -1,0 +1,64 @@
+"""``mxq quantize``: convert a checkpoint."""
+
+import json
+from pathlib import Path
+
+import click
+
+from mxq.cli.sizes import Size
+from mxq.cli.tables import size
+
+_EPILOG = """\b
+Examples:
+  mxq quantize testbed:dense ./dense-mxfp4
+  mxq quantize ./Qwen3.5-35B-A3B ./out --recipe mxfp4 --max-shard-size 10GB
+  mxq quantize Qwen/Qwen3.5-27B ./out --recipe mxfp4-weight-only
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("model")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours.")
+@click.option(
+    "--experts",
+    type=click.Choice(["per-expert", "fused"]),
+    default="per-expert",
+    show_default=True,
+    help="How routed experts are written: a tensor for each, or one for all of a layer.",
+)
+@click.option(
+    "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
+def command(model: str, out: Path, recipe: str, experts: str, max_shard_size: int, as_json: bool) -> None:
+    """Convert MODEL to MXFP4 into the new directory OUT.
+
+    MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense or testbed:moe. Tensors are read and
+    written one at a time. OUT appears when all of it is there: an error or Ctrl-C leaves nothing behind.
+    """
+    from mxq.checkpoint import Checkpoint, resolve
+    from mxq.convert import recipe as recipes
+    from mxq.convert.plan import plan
+    from mxq.convert.run import run
+
+    chosen = recipes.load(recipe)
+    planned = plan(Checkpoint.open(resolve(model)), chosen, experts=experts, max_shard_size=max_shard_size)
+    run(planned, out, model)
+    matrices = sum(len(group.pieces) for group in planned.groups.values())
+    kept = sum(not group.pieces for group in planned.groups.values())
+    if as_json:
+        summary = {
+            "out": str(out),
+            "recipe": chosen.name,
+            "bytes_before": planned.bytes_before,
+            "bytes_after": planned.bytes_after,
+            "quantized_matrices": matrices,
+            "kept_tensors": kept,
+            "files": [shard.file for shard in planned.shards],
+        }
+        click.echo(json.dumps(summary, indent=2))
+        return
+    before, after = size(planned.bytes_before), size(planned.bytes_after)
+    click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied")
+    click.echo(f"check it against its source: mxq verify {out} --against {model}")

@@ -1,0 +1,68 @@
+"""``mxq verify``: is a converted checkpoint right?"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mxq.cli.tables import show, table
+from mxq.errors import MismatchError
+
+if TYPE_CHECKING:
+    from mxq.convert.structure import Report
+
+_EPILOG = """\b
+Checked: headers and index against the files; codes against scales; quantization_config against the tensors, both ways,
+by the rules by which vLLM matches names; the sha256 of every file; with --against also that every tensor of the source
+is there, that what is not quantized is the same bytes, and that sampled rows quantize to the same codes and scales.
+
+\b
+Exit code 0: all is well; 3: something is wrong, each problem is listed with what to do.
+
+\b
+Examples:
+  mxq verify ./dense-mxfp4 --against testbed:dense
+  mxq verify ./out --against ./Qwen3.5-27B --rows 0
+  mxq verify ./downloaded --json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--against", metavar="MODEL", help="The source: a directory, a hub id, or testbed:dense.")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=0),
+    default=16,
+    show_default=True,
+    help="Rows of every matrix that are quantized again; 0 is all of them.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Which rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(directory: Path, against: str | None, rows: int, seed: int, as_json: bool) -> None:
+    """Check the converted checkpoint in DIRECTORY, against its source if given."""
+    from mxq.checkpoint import resolve
+    from mxq.convert.verify import verify
+
+    source = None if against is None else resolve(against)
+    report = verify(directory, source, rows=rows, seed=seed)
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=2))
+    else:
+        _show(report)
+    if report.problems:
+        count = len(report.problems)
+        raise MismatchError(f"{directory} has {count} problem{'s' if count > 1 else ''}", report.problems[0].fix)
+
+
+def _show(report: "Report") -> None:
+    from rich.text import Text
+
+    shown = table("check", "result", "covered")
+    for name, covered, problems in report.checks:
+        result = Text("ok", "green") if not problems else Text(f"{len(problems)} wrong", "bold red")
+        shown.add_row(name, result, covered)
+    show(shown)
+    for problem in report.problems:
+        click.echo(f"* {problem.what}\n  -> {problem.fix}")

@@ -1,0 +1,56 @@
+"""The model card: README.md with the YAML head that the Hugging Face hub reads, from the manifest alone."""
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import yaml
+
+
+def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
+    """Return the card of a converted checkpoint; ``layers`` is the content of layers.jsonl."""
+    source, recipe = manifest["source"], manifest["recipe"]
+    head: dict[str, Any] = {"tags": ["mxfp4", "quark", "qwen3.5"]}
+    if source["hub"]:
+        head = {"base_model": source["name"], "base_model_relation": "quantized"} | head
+    sqnr = sorted(layer["sqnr_db"] for layer in layers if layer["sqnr_db"] is not None)
+    activations = "MXFP4, quantized as the model runs" if recipe["activations"] == "dynamic" else "unquantized"
+    lines = [
+        "---",
+        yaml.safe_dump(head, sort_keys=False).strip(),
+        "---",
+        "",
+        f"# {source['name']}, MXFP4",
+        "",
+        f"Made from `{source['name']}` ({', '.join(source['architectures'])}) by mxq {manifest['versions']['mxq']}",
+        f"with the recipe `{recipe['name']}`: {recipe['description']}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| quantized | {len(layers)} matrices |",
+        f"| weights | OCP MXFP4: E2M1 elements, an E8M0 scale for every 32, scale rule `{recipe['scale_rule']}` |",
+        f"| activations | {activations} |",
+        f"| routed experts stored | {manifest['options']['experts']} |",
+        f"| size of the tensors | {manifest['bytes'] / 1e9:.3f} GB, from {source['bytes'] / 1e9:.3f} GB |",
+    ]
+    if sqnr:
+        lines.append(
+            f"| signal to quantization noise per matrix | median {_median(sqnr):.2f} dB, lowest {sqnr[0]:.2f} dB |"
+        )
+    lines += ["", "Every other tensor is a byte-for-byte copy of the source's.", "", "## What was quantized", ""]
+    lines += ["| rule | tensors | |", "|---|---|---|"]
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for tensor in manifest["tensors"].values():
+        counts[tensor["rule"], tensor["action"]] += 1
+    lines += [f"| `{rule}` | {count} | {action} |" for (rule, action), count in counts.items()]
+    lines += [
+        "",
+        "A quantized weight is two tensors, codes and scales. `mxq_manifest.json` holds the checksum of every file and",
+        "the rule behind every tensor, `layers.jsonl` the error of every quantized matrix.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _median(ordered: list[float]) -> float:
+    middle = (len(ordered) - 1) / 2
+    return (ordered[math.floor(middle)] + ordered[math.ceil(middle)]) / 2

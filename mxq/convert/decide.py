@@ -1,0 +1,150 @@
+"""Which rule of a recipe decides over each tensor, and every objection to what the rules decide."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.convert.recipe import Recipe, Rule
+from mxq.errors import UsageError
+from mxq.formats.mxfp4 import BLOCK
+from mxq.models import qwen35
+from mxq.models.qwen35 import Piece
+
+_SOURCE_DTYPES = ("BF16", "F16", "F32")
+_AITER_COLUMNS, _AITER_ROWS = 256, 32
+
+
+def base_name(tensor: str) -> str:
+    """Return the name that recipes and ``exclude`` use: the module's, or that of a bare parameter."""
+    return tensor.removesuffix(".weight").removesuffix(".bias")
+
+
+def check_complete(source: Checkpoint, held: dict[str, list[Piece]]) -> None:
+    """Make sure that the tensors are those of as many layers and experts as config.json says.
+
+    Raises:
+        UsageError: some are missing or too many.
+    """
+    config = qwen35.text_config(source.config)
+    numbers: set[int] = set()
+    experts: dict[str, set[str]] = defaultdict(set)
+    for name, pieces in held.items():
+        layer = name.partition("layers.")[2].partition(".")[0]
+        if qwen35.part(name) == "text" and layer.isdecimal():
+            numbers.add(int(layer))
+        for piece in pieces:
+            block = qwen35.experts_module(piece.module)
+            if block is not None:
+                experts[block].add(piece.module.removeprefix(block + "."))
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int) or len(numbers) != layers or max(numbers, default=-1) + 1 != layers:
+        raise UsageError(
+            f"{source.path}: config.json says {layers} layers, the tensors are of {len(numbers)}",
+            "the checkpoint is incomplete or its config.json is of another model",
+        )
+    for block, found in experts.items():
+        count = config.get("num_experts")
+        wanted = {
+            f"{e}.{p}_proj" for e in range(count if isinstance(count, int) else 0) for p in ("gate", "up", "down")
+        }
+        if found != wanted:
+            example = min(found ^ wanted)
+            what = "is missing" if example in wanted else "is one too many"
+            raise UsageError(f"{source.path}: config.json says {count} experts, but {block}.{example} {what}")
+
+
+def rules(source: Checkpoint, recipe: Recipe, family: str, held: dict[str, list[Piece]]) -> dict[str, Rule]:
+    """Return the rule that decides over each tensor; biases of quantized weights are kept.
+
+    Args:
+        source: the checkpoint.
+        recipe: its rules for ``family`` are applied.
+        family: see :data:`mxq.models.qwen35.FAMILIES`.
+        held: tensor -> the modules it holds, from :func:`mxq.models.qwen35.pieces`.
+
+    Raises:
+        UsageError: the recipe does not fit the checkpoint, or asks for what engines or the format cannot do.
+    """
+    used: set[Rule] = set()
+    decided: dict[str, Rule] = {}
+    for name, tensor in source.tensors.items():
+        found = {_rule(source, recipe, family, module, used) for module in _modules(name, held)}
+        if len({rule.quantizes for rule in found}) > 1:
+            raise UsageError(f"recipe {recipe.name} quantizes only some of the experts in {name}")
+        rule = min(found, key=lambda rule: rule.pattern)
+        if rule.quantizes and name.endswith(".bias"):
+            rule = Rule(rule.pattern, "keep")
+        elif rule.quantizes:
+            _check_quantizable(tensor, rule, held[name])
+        decided[name] = rule
+    for rule in recipe.rules[family]:
+        if rule not in used and rule.section != "keep_if_present":
+            raise UsageError(
+                f"recipe {recipe.name}: {rule.pattern!r} under {rule.section} matches nothing in {source.path}",
+                "correct or remove it; what a checkpoint may lack goes under keep_if_present",
+            )
+    _check_together({piece.module for name in decided if decided[name].quantizes for piece in held[name]}, held)
+    return decided
+
+
+def _modules(name: str, held: dict[str, list[Piece]]) -> Iterable[str]:
+    return [piece.module for piece in held[name]] or [base_name(name)]
+
+
+def _rule(source: Checkpoint, recipe: Recipe, family: str, module: str, used: set[Rule]) -> Rule:
+    found = [rule for rule in recipe.rules[family] if rule.matches(module)]
+    if not found:
+        raise UsageError(
+            f"recipe {recipe.name} has no rule for {module} of {source.path}", "add it under quantize or keep"
+        )
+    used.update(found)
+    if len({rule.quantizes for rule in found}) > 1:
+        kept = next(rule for rule in found if not rule.quantizes)
+        raise UsageError(
+            f"recipe {recipe.name} quantizes {module} by {found[0].pattern!r} and keeps it by {kept.pattern!r}",
+            "make one of the patterns narrower",
+        )
+    return found[0]
+
+
+def _check_quantizable(tensor: TensorInfo, rule: Rule, pieces: list[Piece]) -> None:
+    why = f"{tensor.name} {tensor.dtype} {list(tensor.shape)} (by the rule {rule.pattern!r})"
+    role = qwen35.role(tensor.name)
+    if role not in qwen35.QUANTIZABLE or not pieces:
+        raise UsageError(f"{why} is of a kind that engines do not load as MXFP4: {role}", "put it under keep")
+    if tensor.dtype not in _SOURCE_DTYPES:
+        raise UsageError(f"{why} is not in bf16, fp16 or fp32", "give an unquantized checkpoint")
+    if tensor.shape[-1] % BLOCK:
+        raise UsageError(f"{why} has {tensor.shape[-1]} columns, not a multiple of {BLOCK}", "put it under keep")
+
+
+def _check_together(chosen: set[str], held: dict[str, list[Piece]]) -> None:
+    """Make sure that what engines merge is quantized as a whole or not at all."""
+    together: dict[str, list[str]] = defaultdict(list)
+    for pieces in held.values():
+        for piece in pieces:
+            whole = qwen35.experts_module(piece.module) or qwen35.fused_module(piece.module)
+            if whole is not None:
+                together[whole].append(piece.module)
+    for whole, modules in together.items():
+        kept = next((module for module in modules if module not in chosen), None)
+        taken = next((module for module in modules if module in chosen), None)
+        if kept is not None and taken is not None:
+            raise UsageError(
+                f"{taken} would be quantized but {kept} not, and engines load both as one ({whole})",
+                "give both the same rule",
+            )
+
+
+def lints(source: Checkpoint, quantized: list[Piece]) -> list[str]:
+    """Return, for each shape that AITER's kernels do not like, a line that says so."""
+    narrow: dict[tuple[str, int, int], str] = {}
+    for piece in quantized:
+        rows, columns = piece.stop - piece.start, source.tensors[piece.tensor].shape[-1]
+        if rows % _AITER_ROWS or columns % _AITER_COLUMNS:
+            narrow.setdefault((qwen35.role(piece.tensor), rows, columns), piece.module)
+    return [
+        f"{module} [{rows}, {columns}]: AITER wants rows in multiples of {_AITER_ROWS} and columns in multiples of "
+        f"{_AITER_COLUMNS}, after division by the tensor parallel size; others are padded or refused"
+        for (_, rows, columns), module in narrow.items()
+    ]

@@ -1,0 +1,123 @@
+"""mxq_manifest.json: what a converted checkpoint was made from and how, and the checksum of every file of it."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.headers import parse_json
+from mxq.checkpoint.reader import inside
+from mxq.checkpoint.resolve import is_hub_id
+from mxq.convert.plan import Plan
+from mxq.errors import MxqError
+from mxq.files import sha256_file, versions
+from mxq.progress import progress
+
+MANIFEST = "mxq_manifest.json"
+LAYERS = "layers.jsonl"
+CARD = "README.md"
+FORMAT = 1
+
+_COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+_COPIED_PREFIXES = ("LICENSE", "NOTICE")
+_NOT_COPIED = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json", MANIFEST)
+
+
+def fingerprint(source: Checkpoint) -> str:
+    """Return a checksum of what identifies a source without reading its weights: config, headers and file sizes."""
+    digest = hashlib.sha256(json.dumps(source.config, sort_keys=True).encode())
+    for tensor in sorted(source.tensors.values(), key=lambda tensor: tensor.name):
+        entry = [tensor.name, tensor.dtype, tensor.shape, tensor.file.name, tensor.start, tensor.end]
+        digest.update(json.dumps(entry).encode())
+    return digest.hexdigest()
+
+
+def copied_files(path: Path) -> list[str]:
+    """Return the names of the files of a source that go along unchanged: tokenizer, templates, generation, licence."""
+    return sorted(
+        file.name
+        for file in path.iterdir()
+        if file.is_file()
+        and file.name not in _NOT_COPIED
+        and (file.suffix in _COPIED_SUFFIXES or file.name.startswith(_COPIED_PREFIXES))
+    )
+
+
+def left_files(path: Path) -> list[str]:
+    """Return what else a source's directory holds, hidden files apart, and no output will."""
+    known = {"config.json", "model.safetensors.index.json", MANIFEST, LAYERS, CARD, *copied_files(path)}
+    return sorted(
+        entry.name
+        for entry in path.iterdir()
+        if entry.name not in known and not entry.name.startswith(".") and entry.suffix != ".safetensors"
+    )
+
+
+def source_name(spec: str) -> str:
+    """Return how a source is called in what is published: its hub id or testbed name, or its directory's name."""
+    return spec if is_hub_id(spec) or spec.startswith("testbed:") else Path(spec).resolve().name
+
+
+def checksums(files: list[Path]) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of each file, by its name."""
+    found: dict[str, dict[str, Any]] = {}
+    with progress("checksums", sum(file.stat().st_size for file in files), "B") as advance:
+        for file in files:
+            found[file.name] = checksum(file)
+            advance(found[file.name]["bytes"])
+    return found
+
+
+def checksum(file: Path) -> dict[str, Any]:
+    """Return the size and SHA-256 of a file."""
+    return {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+
+
+def build(plan: Plan, spec: str, directory: Path) -> dict[str, Any]:
+    """Return the manifest of a conversion whose files all lie in ``directory``; ``spec`` names its source."""
+    place = {tensor.name: shard.file for shard in plan.shards for tensor in shard.tensors}
+    return {
+        "format": FORMAT,
+        "source": {
+            "name": source_name(spec),
+            "hub": is_hub_id(spec),
+            "fingerprint": fingerprint(plan.source),
+            "architectures": plan.source.config["architectures"],
+            "tensors": len(plan.source.tensors),
+            "bytes": plan.bytes_before,
+        },
+        "recipe": plan.recipe.as_dict(),
+        "options": {"experts": plan.experts},
+        "versions": versions("torch"),
+        "bytes": plan.bytes_after,
+        "files": checksums(sorted(directory.iterdir())),
+        "tensors": {
+            tensor.name: {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "file": place[tensor.name],
+                "action": group.action,
+                "rule": group.rule,
+            }
+            for group in plan.groups.values()
+            for tensor in group.outputs
+        },
+    }
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return the manifest of a checkpoint's directory, None if it has none.
+
+    Raises:
+        MxqError: it is not one that this version reads.
+    """
+    file = inside(path, MANIFEST)
+    if not file.exists():
+        return None
+    manifest = parse_json(file.read_bytes(), str(file))
+    if manifest.get("format") != FORMAT:
+        raise MxqError(
+            f"{file} is of format {manifest.get('format')!r}; this mxq reads {FORMAT}", "use the mxq it names"
+        )
+    return manifest

@@ -1,0 +1,193 @@
+"""What a conversion will do, worked out from headers alone: the fate of every tensor and the place of every byte."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.checkpoint.quantization import exclude_entries
+from mxq.checkpoint.writer import Shard, TensorSpec, layout
+from mxq.convert import decide
+from mxq.convert.decide import base_name
+from mxq.convert.recipe import Recipe, Rule
+from mxq.errors import UsageError
+from mxq.formats.mxfp4 import BLOCK
+from mxq.models import qwen35
+from mxq.models.qwen35 import Piece
+
+EXPERTS = ("per-expert", "fused")
+DEFAULT_SHARD_SIZE = 5_000_000_000
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The fate of one source tensor: ``quantize`` or ``keep``, and the pattern that decided it."""
+
+    tensor: TensorInfo
+    action: str
+    rule: str
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that are written together: a kept tensor, or packed codes and their scales.
+
+    Attributes:
+        outputs: one kept tensor, or the weight and its scales.
+        pieces: where a quantized weight's rows come from, in order; empty for a kept tensor, which has its own name.
+        rule: the pattern that decided.
+    """
+
+    outputs: tuple[TensorSpec, ...]
+    pieces: tuple[Piece, ...]
+    rule: str
+
+    @property
+    def action(self) -> str:
+        """``quantize`` or ``keep``."""
+        return "quantize" if self.pieces else "keep"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A conversion, ready to run.
+
+    Attributes:
+        source: the checkpoint that is read.
+        family: ``qwen3_5`` or ``qwen3_5_moe``.
+        experts: how routed experts are written: ``per-expert`` or ``fused``.
+        decisions: every source tensor's fate, in the order of the source.
+        groups: what is written, by the name of the first tensor of each group.
+        shards: the files it is written to.
+        exclude: quantization_config's list of what is not quantized.
+        lints: what works but may be slow, in words.
+    """
+
+    source: Checkpoint
+    recipe: Recipe
+    family: str
+    experts: str
+    decisions: list[Decision]
+    groups: dict[str, Group]
+    shards: list[Shard]
+    exclude: list[str]
+    lints: list[str]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all tensors of the source."""
+        return sum(decision.tensor.nbytes for decision in self.decisions)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of all tensors written."""
+        return sum(tensor.nbytes for group in self.groups.values() for tensor in group.outputs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON can hold it."""
+        return {
+            "recipe": self.recipe.name,
+            "family": self.family,
+            "experts": self.experts,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "tensors": [
+                {
+                    "name": decision.tensor.name,
+                    "dtype": decision.tensor.dtype,
+                    "shape": list(decision.tensor.shape),
+                    "action": decision.action,
+                    "rule": decision.rule,
+                    "bytes_before": decision.tensor.nbytes,
+                    "bytes_after": decision.bytes_after,
+                }
+                for decision in self.decisions
+            ],
+            "shards": [
+                {"file": shard.file, "bytes": sum(tensor.nbytes for tensor in shard.tensors)} for shard in self.shards
+            ],
+            "exclude": self.exclude,
+            "lints": self.lints,
+        }
+
+
+def plan(
+    source: Checkpoint, recipe: Recipe, *, experts: str = "per-expert", max_shard_size: int = DEFAULT_SHARD_SIZE
+) -> Plan:
+    """Plan the conversion of ``source``; reads nothing but what opening it has read.
+
+    Raises:
+        UsageError: the conversion would go wrong: another architecture, already quantized, a recipe that does not fit
+            (see :mod:`mxq.convert.recipe`), a matrix that MXFP4 cannot hold, a fused group or experts split.
+    """
+    family = qwen35.family(source.config, str(source.path))
+    if "quantization_config" in source.config:
+        raise UsageError(f"{source.path} is already quantized", "give the bf16 checkpoint it was made from")
+    if family not in recipe.rules:
+        raise UsageError(f"recipe {recipe.name} has no rules for {family}, the family of {source.path}")
+    held = {name: qwen35.pieces(name, tensor.shape) for name, tensor in source.tensors.items()}
+    decide.check_complete(source, held)
+    rules = decide.rules(source, recipe, family, held)
+    quantized = [piece for name, rule in rules.items() if rule.quantizes for piece in held[name]]
+    groups = {group.outputs[0].name: group for group in _groups(source, rules, held, experts)}
+    return Plan(
+        source=source,
+        recipe=recipe,
+        family=family,
+        experts=experts,
+        decisions=[_decision(tensor, rules[tensor.name]) for tensor in source.tensors.values()],
+        groups=groups,
+        shards=layout((group.outputs for group in groups.values()), max_shard_size),
+        exclude=exclude_entries(_kept(source, rules, held), [piece.module for piece in quantized]),
+        lints=decide.lints(source, quantized),
+    )
+
+
+def packed_specs(name: str, shape: tuple[int, ...]) -> tuple[TensorSpec, TensorSpec]:
+    """Return codes and scales of a weight called ``name`` whose unquantized shape is [..., K]."""
+    *rows, columns = shape
+    return (
+        TensorSpec(name, "U8", (*rows, columns // 2)),
+        TensorSpec(qwen35.scale_name(name), "U8", (*rows, columns // BLOCK)),
+    )
+
+
+def _groups(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]], experts: str) -> Iterable[Group]:
+    fused: dict[str, list[tuple[int, int, Piece, str]]] = defaultdict(list)
+    for name, tensor in source.tensors.items():
+        rule = rules[name]
+        if not rule.quantizes:
+            yield Group((TensorSpec(name, tensor.dtype, tensor.shape),), (), rule.pattern)
+            continue
+        for piece in held[name]:
+            block = qwen35.experts_module(piece.module)
+            if experts == "fused" and block is not None:
+                expert, projection = piece.module.removeprefix(block + ".").split(".")
+                target = "down_proj" if projection == "down_proj" else "gate_up_proj"
+                fused[f"{block}.{target}"].append((int(expert), projection == "up_proj", piece, rule.pattern))
+            else:
+                shape = (piece.stop - piece.start, tensor.shape[-1])
+                yield Group(packed_specs(f"{piece.module}.weight", shape), (piece,), rule.pattern)
+    for name, parts in fused.items():
+        parts.sort(key=lambda part: part[:2])  # by expert, gate rows before up rows
+        count = parts[-1][0] + 1
+        rows = sum(piece.stop - piece.start for _, _, piece, _ in parts)
+        fused_shape = (count, rows // count, source.tensors[parts[0][2].tensor].shape[-1])
+        yield Group(packed_specs(name, fused_shape), tuple(piece for _, _, piece, _ in parts), parts[0][3])
+
+
+def _kept(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]]) -> Iterable[str]:
+    """Yield the modules that stay matrices of the source's type, experts stored fused also under that name."""
+    for name, tensor in source.tensors.items():
+        if not rules[name].quantizes and len(tensor.shape) > 1:
+            yield base_name(name)
+            yield from (piece.module for piece in held[name])
+
+
+def _decision(tensor: TensorInfo, rule: Rule) -> Decision:
+    if not rule.quantizes:
+        return Decision(tensor, "keep", rule.pattern, tensor.nbytes)
+    after = sum(spec.nbytes for spec in packed_specs(tensor.name, tensor.shape))
+    return Decision(tensor, "quantize", rule.pattern, after)

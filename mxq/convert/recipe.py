@@ -1,0 +1,169 @@
+"""Recipes: YAML files that say which tensors are quantized, which are kept, and how (``recipes/README.md``)."""
+
+import difflib
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mxq.errors import UsageError
+from mxq.models import qwen35
+
+FAMILIES = tuple(dict.fromkeys(qwen35.FAMILIES.values()))
+SCALE_RULES = ("even",)
+ACTIVATIONS = ("dynamic", "none")
+_SECTIONS = ("quantize", "keep", "keep_if_present")
+_KEYS = ("name", "description", "extends", "scale_rule", "activations", "rules")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One pattern of a recipe.
+
+    Attributes:
+        pattern: a shell pattern for names without ``.weight`` and ``.bias``.
+        section: ``quantize``, ``keep`` or ``keep_if_present``; rules of the last may match nothing.
+    """
+
+    pattern: str
+    section: str
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether what it matches is quantized."""
+        return self.section == "quantize"
+
+    def matches(self, name: str) -> bool:
+        """Tell whether it matches a whole name."""
+        return self._compiled.match(name) is not None
+
+    @functools.cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(fnmatch.translate(self.pattern))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe as read, with what it extends filled in.
+
+    Attributes:
+        name, description: as in the file.
+        scale_rule: see :mod:`mxq.formats.mxfp4`.
+        activations: ``dynamic`` (MXFP4) or ``none`` (left as they are).
+        rules: family of models -> its rules, in the order of the file.
+    """
+
+    name: str
+    description: str
+    scale_rule: str
+    activations: str
+    rules: dict[str, tuple[Rule, ...]]
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether activations are left as they are."""
+        return self.activations == "none"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the recipe as a file without ``extends`` would hold it."""
+        sections = {
+            family: {section: [rule.pattern for rule in rules if rule.section == section] for section in _SECTIONS}
+            for family, rules in self.rules.items()
+        }
+        return {
+            "name": self.name,
+            "description": self.description,
+            "scale_rule": self.scale_rule,
+            "activations": self.activations,
+            "rules": sections,
+        }
+
+
+def directory() -> Path:
+    """Return the directory of the recipes that come with mxq: in the installed package, or at a checkout's top."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
+
+
+def names() -> list[str]:
+    """Return the names of the recipes that come with mxq."""
+    return sorted(file.stem for file in directory().glob("*.yaml"))
+
+
+def load(spec: str) -> Recipe:
+    """Return the recipe of a name (see :func:`names`) or of a YAML file.
+
+    Raises:
+        UsageError: there is none, or it holds an unknown key, value or family.
+    """
+    file = Path(spec)
+    if not (file.suffix in (".yaml", ".yml") or "/" in spec):
+        file = directory() / f"{spec}.yaml"
+        if spec not in names():
+            raise UsageError(f"there is no recipe {spec!r}", _choices(spec, names()) + ", or the path of a YAML file")
+    return _parse(_read(file), str(file))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"recipe {file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"recipe {file} is not valid YAML: {reason}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"recipe {file} is not a table of keys", f"the keys are {', '.join(_KEYS)}")
+    _check_keys(content, _KEYS, str(file))
+    base = content.pop("extends", None)
+    if base is None:
+        return content
+    if base not in names():
+        raise UsageError(f"recipe {file} extends {base!r}", _choices(base, names()))
+    parent = _read(directory() / f"{base}.yaml")
+    rules = _table(parent.get("rules"), "rules", str(file)) | _table(content.get("rules", {}), "rules", str(file))
+    return parent | content | {"rules": rules}
+
+
+def _parse(content: dict[str, Any], where: str) -> Recipe:
+    for key in ("name", "description", "scale_rule", "activations"):
+        if not isinstance(content.get(key), str):
+            raise UsageError(f"recipe {where}: {key} is missing or not a text")
+    for key, known in (("scale_rule", SCALE_RULES), ("activations", ACTIVATIONS)):
+        if content[key] not in known:
+            raise UsageError(f"recipe {where}: {key} is {content[key]!r}", _choices(content[key], known))
+    families = _table(content.get("rules"), "rules", where)
+    _check_keys(families, FAMILIES, f"{where}, rules")
+    rules: dict[str, tuple[Rule, ...]] = {}
+    for family, sections in families.items():
+        here = f"{where}, rules.{family}"
+        sections = _table(sections, f"rules.{family}", where)
+        _check_keys(sections, _SECTIONS, here)
+        for section, patterns in sections.items():
+            if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+                raise UsageError(f"recipe {here}: {section} is not a list of patterns")
+        rules[family] = tuple(Rule(pattern, section) for section in _SECTIONS for pattern in sections.get(section, []))
+    return Recipe(content["name"], content["description"], content["scale_rule"], content["activations"], rules)
+
+
+def _table(value: Any, key: str, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"recipe {where}: {key} is missing or not a table")
+    return value
+
+
+def _check_keys(table: dict[str, Any], known: Iterable[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise UsageError(f"recipe {where}: unknown key {key!r}", _choices(str(key), known))
+
+
+def _choices(given: Any, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"

@@ -1,0 +1,124 @@
+"""Carry out a plan: read, quantize and write piece by piece, then everything beside the weights."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.quantization import quark_config
+from mxq.checkpoint.reader import INDEX, inside
+from mxq.checkpoint.writer import ShardWriter, index
+from mxq.convert import manifest, structure
+from mxq.convert.card import card
+from mxq.convert.error import ErrorMeter
+from mxq.convert.plan import Group, Plan
+from mxq.convert.staging import staged
+from mxq.errors import MxqError
+from mxq.files import write_json
+from mxq.formats import mxfp4
+from mxq.models.qwen35 import Piece
+from mxq.progress import Advance, note, progress
+
+_ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk and what is computed from it to stay in the processor's cache
+_BYTES_AT_ONCE = 16 << 20
+
+
+def run(plan: Plan, out: Path, spec: str) -> dict[str, Any]:
+    """Convert as planned into ``out``, which appears when all of it is written and checked; returns the manifest.
+
+    Args:
+        plan: from :func:`mxq.convert.plan.plan`.
+        out: must not exist or be empty.
+        spec: what the user called the source, for manifest and card.
+
+    Raises:
+        UsageError, InterruptedRunError: as :func:`mxq.convert.staging.staged`.
+        MxqError: a weight holds NaN or infinity, a file cannot be read or written.
+    """
+    for name in manifest.left_files(plan.source.path):
+        note(f"not copied: {name}")
+    with staged(out, plan.bytes_after) as directory:
+        layers = _write_tensors(plan, directory)
+        _write_layers(directory, layers)
+        write_json(directory / "config.json", _config(plan))
+        for name in manifest.copied_files(plan.source.path):
+            shutil.copyfile(inside(plan.source.path, name), directory / name)
+        facts = manifest.build(plan, spec, directory)
+        written = directory / manifest.CARD
+        written.write_text(card(facts, layers), encoding="utf-8")  # from the manifest, and then itself a file of it
+        facts["files"][written.name] = manifest.checksum(written)
+        write_json(directory / manifest.MANIFEST, facts)
+        problems = structure.problems_of(directory)
+        if problems:
+            raise MxqError(f"the checkpoint written is wrong, which is a defect of mxq: {problems[0].what}")
+    return facts
+
+
+def _config(plan: Plan) -> dict[str, Any]:
+    recipe = plan.recipe
+    quantization = quark_config(plan.exclude, weight_only=recipe.weight_only, rule=recipe.scale_rule)
+    return plan.source.config | {"quantization_config": quantization}
+
+
+def _write_layers(directory: Path, layers: list[dict[str, Any]]) -> None:
+    with (directory / manifest.LAYERS).open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(layer) + "\n" for layer in layers)
+
+
+def _write_tensors(plan: Plan, directory: Path) -> list[dict[str, Any]]:
+    """Write all shards and the index; return the error of every quantized matrix."""
+    layers = []
+    with progress("converting", plan.bytes_before, "B") as advance:
+        for shard in plan.shards:
+            with ShardWriter(directory, shard) as writer:
+                for outputs in shard.groups:
+                    group = plan.groups[outputs[0].name]
+                    if group.pieces:
+                        layers += [_quantize(plan, piece, group, writer, advance) for piece in group.pieces]
+                    else:
+                        _copy(plan.source, outputs[0].name, writer, advance)
+    names = index(plan.shards)
+    if names is not None:
+        write_json(directory / INDEX, names)
+    return layers
+
+
+def _copy(source: Checkpoint, name: str, writer: ShardWriter, advance: Advance) -> None:
+    for chunk in source.read_bytes(name, _BYTES_AT_ONCE):
+        writer.append(name, chunk)
+        advance(len(chunk))
+
+
+def _quantize(plan: Plan, piece: Piece, group: Group, writer: ShardWriter, advance: Advance) -> dict[str, Any]:
+    weight, scales = group.outputs
+    columns = plan.source.tensors[piece.tensor].shape[-1]
+    rows = max(1, _ELEMENTS_AT_ONCE // columns)
+    meter = ErrorMeter()
+    for start in range(piece.start, piece.stop, rows):
+        x = plan.source.read_rows(piece.tensor, start, min(start + rows, piece.stop))
+        packed, scale = mxfp4.quantize(x, plan.recipe.scale_rule)
+        if (scale == 255).any():
+            raise _not_finite(plan.source, piece)
+        writer.append(weight.name, packed)
+        writer.append(scales.name, scale)
+        meter.add(x, packed, scale)
+        advance(x.nbytes)
+    return {
+        "module": piece.module,
+        "tensor": piece.tensor,
+        "shape": [piece.stop - piece.start, columns],
+        **meter.as_dict(),
+    }
+
+
+def _not_finite(source: Checkpoint, piece: Piece) -> MxqError:
+    bad = ~torch.isfinite(source.read_rows(piece.tensor, piece.start, piece.stop))
+    row = int(bad.any(dim=-1).nonzero()[0])
+    where = "" if piece.tensor == f"{piece.module}.weight" else f" ({piece.module})"
+    return MxqError(
+        f"tensor {piece.tensor}{where} holds {int(bad.sum())} values that are NaN or infinite, the first in row {row}",
+        "the source is damaged: MXFP4 cannot hold such values, and nothing was written",
+    )
