@@ -25,6 +25,18 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, rotate_half
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [batch, kv heads, length, head dim]; keys are normed and rotated."""
 
+_COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "block_size",
+)
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
 
 @dataclass(frozen=True)
 class DFlashConfig:
@@ -47,9 +59,23 @@ class DFlashConfig:
     sliding_window: int | None
     is_causal: bool | None
 
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}, not a positive integer")
+        if any(type(layer) is not int for layer in self.target_layer_ids):
+            raise ValueError(f"target_layer_ids is {list(self.target_layer_ids)!r}, not a list of integers")
+        if len(self.layer_types) != self.num_hidden_layers or not _LAYER_TYPES.issuperset(self.layer_types):
+            kinds = " or ".join(sorted(_LAYER_TYPES))
+            raise ValueError(f"layer_types is not {self.num_hidden_layers} times {kinds}")
+
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> "DFlashConfig":
-        """Read a drafter's config.json; raises KeyError naming a key that must be there and is not."""
+        """Read a drafter's config.json.
+
+        Raises KeyError naming a key that must be there and is not, TypeError or ValueError for values of another kind.
+        """
         dflash = config["dflash_config"]
         layers = config["num_hidden_layers"]
         rope = config.get("rope_parameters") or {}

@@ -222,7 +222,7 @@ def _load_dflash(path: Path, target: Target) -> DFlashDrafter:
             f"{where}: {error.args[0]} is missing",
             "a DFlash drafter names its mask_token_id and target_layer_ids in dflash_config",
         ) from None
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise MxqError(f"{where}: {error}", "correct the drafter's configuration") from None
     _check_fits(config, target, where)
     with torch.device("meta"):

@@ -69,7 +69,7 @@ class GatedDeltaState:
         keys = torch.stack([update.keys[:, :, :n] for update in updates])
         values = torch.stack([update.values[:, :n] for update in updates])
         decay = torch.stack([update.decay[:, :n] for update in updates])
-        self.recurrent = _advance(self.recurrent, keys, values, decay)
+        self.recurrent = advance(self.recurrent, keys, values, decay)
         width = self.convolution.shape[-1]
         self.convolution = torch.stack([update.window[:, n : n + width] for update in updates])
 
@@ -82,7 +82,7 @@ def read_block(layer: Any, x: Tensor, recurrent: Tensor, convolution: Tensor) ->
     T x T numbers per head: meant for a decoding step or a block of drafts.
     """
     inputs, window = _inputs(layer, x, convolution)
-    out, values, decay = _delta_rule(*inputs, recurrent)
+    out, values, decay = delta_rule(*inputs, recurrent)
     return _projected(layer, out, x), Update(window, inputs[1], values, decay)
 
 
@@ -96,15 +96,15 @@ def read_prompt(layer: Any, x: Tensor, recurrent: Tensor, convolution: Tensor) -
     for begin in range(0, x.shape[1], _CHUNK):
         part = slice(begin, begin + _CHUNK)
         k = keys[:, :, part]
-        out, u, decay = _delta_rule(queries[:, :, part], k, values[:, part], g[:, part], beta[:, part], recurrent)
+        out, u, decay = delta_rule(queries[:, :, part], k, values[:, part], g[:, part], beta[:, part], recurrent)
         outs.append(out)
-        recurrent.copy_(_advance(recurrent, k, u, decay))
+        recurrent.copy_(advance(recurrent, k, u, decay))
     convolution.copy_(window[:, x.shape[1] :])
     return _projected(layer, torch.cat(outs, dim=1), x)
 
 
 def _inputs(layer: Any, x: Tensor, convolution: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return queries, keys, values, g and beta as :func:`_delta_rule` takes them, and the convolution's window."""
+    """Return queries, keys, values, g and beta as :func:`delta_rule` takes them, and the convolution's window."""
     length = x.shape[1]
     window = torch.cat([convolution, layer.in_proj_qkv(x)[0].T], dim=1)
     mixed = F.silu(F.conv1d(window[None], layer.conv1d.weight, groups=layer.conv_dim))[0]
@@ -118,7 +118,7 @@ def _inputs(layer: Any, x: Tensor, convolution: Tensor) -> tuple[tuple[Tensor, T
     return (qk[0] * layer.head_k_dim**-0.5, qk[1], values, g.T, beta), window
 
 
-def _delta_rule(
+def delta_rule(
     queries: Tensor, keys: Tensor, values: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return O [heads, T, value dim], U of the same shape and G [heads, T] (see the module's formulas).
@@ -139,7 +139,7 @@ def _delta_rule(
     return torch.baddbmm(seen, across, u), u, decay
 
 
-def _advance(state: Tensor, keys: Tensor, u: Tensor, decay: Tensor) -> Tensor:
+def advance(state: Tensor, keys: Tensor, u: Tensor, decay: Tensor) -> Tensor:
     """Return S_n from S_0 = ``state`` [..., key dim, value dim] and n tokens' k, u and G, shaped as above."""
     last = decay[..., -1:]
     faded = keys * (last - decay).exp().unsqueeze(-2)

@@ -1,0 +1,51 @@
+"""Models that several test files decode with."""
+
+import os
+
+import pytest
+import tiny
+import torch
+from decoding import Models
+
+from mxq import decode, testbed
+
+# These models gain nothing from a second thread, and threads that wait for a core that another process has cost
+# twenty times the work itself. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+KINDS = ("dense", "moe")
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def tiny_models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A random target of each kind with a random drafter."""
+    root = tmp_path_factory.mktemp(f"tiny-{request.param}")
+    target = tiny.write_target(root / "target", moe=request.param == "moe")
+    return Models(target, tiny.write_drafter(root / "drafter", target))
+
+
+@pytest.fixture(scope="session")
+def dense_models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A random dense target and drafter, for what does not depend on the kind."""
+    root = tmp_path_factory.mktemp("tiny")
+    target = tiny.write_target(root / "target")
+    return Models(target, tiny.write_drafter(root / "drafter", target))
+
+
+@pytest.fixture(scope="session")
+def target(tiny_models: Models) -> decode.Target:
+    """The random target in float32."""
+    return decode.load_target(tiny_models.target, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def dense_target(dense_models: Models) -> decode.Target:
+    """The random dense target in float32."""
+    return decode.load_target(dense_models.target, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def trained(request: pytest.FixtureRequest) -> Models:
+    """The testbed's targets and drafters."""
+    return Models(testbed.path(f"testbed:{request.param}"), testbed.path(f"testbed:{request.param}-dflash"))
