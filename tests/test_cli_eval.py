@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
     write_target(path / "target")
     write_drafter(path / "drafter", path / "target")
+    assert mxq("quantize", path / "target", path / "mxfp4").exit_code == 0
     write_target(path / "deep", layers=8)
     write_drafter(path / "deep-drafter", path / "deep")
     (path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
@@ -101,6 +103,74 @@ def test_in_float32_speculation_changes_no_token(models: Path, tmp_path: Path) -
     assert cells["bf16 dflash-3"]["identity"] == {"requests": 3, "identical": 3, "first_differences": []}
 
 
+def test_bf16_and_mxfp4_side_by_side(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = mxq(*arguments(models, out, "--mxfp4", models / "mxfp4"))
+    assert result.exit_code == 0, result.output
+    assert "difference" in result.stdout
+    assert "mxfp4 over" in result.stdout
+    assert "MXFP4 is emulated by this engine" in " ".join(result.stdout.split())
+    outputs = {}
+    for target in ("bf16", "mxfp4"):
+        lines = next(out.glob(f"cells/{target}-ar-*/records.jsonl")).read_text().splitlines()
+        outputs[target] = [json.loads(line)["token_ids"] for line in lines]
+    assert outputs["bf16"] != outputs["mxfp4"]  # the second target was really loaded
+    alone = mxq("eval", "--mxfp4", models / "mxfp4", *arguments(models, tmp_path / "alone")[3:], "--json")
+    assert alone.exit_code == 0, alone.output
+    cells = json.loads(alone.stdout)["cells"]
+    assert {cell["label"] for cell in cells} == {"mxfp4 ar", "mxfp4 dflash-3"}
+    assert all(cell["speedup_bf16"] is None for cell in cells)
+
+
+def test_targets_with_other_tokens_are_refused(models: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(models / "mxfp4", other)
+    (other / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    result = mxq(*arguments(models, tmp_path / "run", "--mxfp4", other))
+    assert result.exit_code == 2
+    assert "prompts, prompt prompts-0001: the two targets do not see the same tokens" in result.stderr
+    (other / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
+    result = mxq("eval", "--mxfp4", other, *arguments(models, tmp_path / "run")[3:])
+    assert result.exit_code == 2
+    assert "prompt prompts-0001: the chat template refuses the messages: no such role" in result.stderr
+    (other / "chat_template.jinja").unlink()
+    result = mxq("eval", "--mxfp4", other, *arguments(models, tmp_path / "run")[3:])
+    assert result.exit_code == 2
+    assert "has no chat template" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# How Qwen3.5's own template treats the mode.
+THINKING = """{%- for message in messages %}{{- message.role + ': ' + message.content + '\\n' }}{%- endfor %}
+{{- 'assistant: ' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"""
+
+
+def test_thinking_is_part_of_what_is_measured(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "target", tmp_path / "target")
+    (tmp_path / "target/chat_template.jinja").write_text(THINKING)
+    words = arguments(models, tmp_path / "off")
+    words[2] = tmp_path / "target"
+    assert mxq(*words).exit_code == 0
+    refused = mxq(*words, "--thinking")
+    assert refused.exit_code == 2
+    assert "thinking is False there, True now" in refused.stderr
+    words[words.index(tmp_path / "off")] = tmp_path / "on"
+    assert mxq(*words, "--thinking").exit_code == 0
+    runs = [json.loads((tmp_path / name / "run.json").read_text())["definition"] for name in ("off", "on")]
+    assert [run["thinking"] for run in runs] == [False, True]
+    assert runs[0]["template_sha256"] == runs[1]["template_sha256"]
+    assert runs[0]["workloads"][0]["sha256"] == runs[1]["workloads"][0]["sha256"]
+    assert runs[0]["workloads"][0]["tokens_sha256"] != runs[1]["workloads"][0]["tokens_sha256"]
+
+
+def test_a_model_that_cannot_think_says_so(models: Path, tmp_path: Path) -> None:
+    result = mxq(*arguments(models, tmp_path / "run", "--thinking"))
+    assert result.exit_code == 2
+    assert "the chat template refuses the messages: this model cannot think" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_finished_run_is_only_shown_again(models: Path, finished: tuple[Path, Result]) -> None:
     out, first = finished
     again = mxq(*arguments(models, out, "--spec", "dflash", "--spec", "mtp"))
@@ -133,6 +203,8 @@ def test_sampled_runs_are_repeatable_and_have_no_identity(models: Path, tmp_path
         (["--workload", "{models}/long.jsonl"], 2, "long, prompt long-0001: "),
         (["--max-tokens", "2048"], 2, "exceed the model's 2048 positions"),
         (["--mxfp4", "{models}/target"], 2, "is not quantized, so it is not the MXFP4 target"),
+        (["--bf16", "{models}/mxfp4"], 2, "is quantized, so it is not the bf16 target"),
+        (["--bf16", "{models}/deep", "--mxfp4", "{models}/mxfp4"], 2, "num_hidden_layers is 8 and 4"),
         (["--temperature", "-1"], 2, "temperature -1.0"),
         (["--top-p", "0"], 2, "top-p 0.0"),
         (["--device", "abacus"], 2, "abacus"),

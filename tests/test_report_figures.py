@@ -1,0 +1,91 @@
+"""Figures hold the run's numbers, and name what they show."""
+
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scripted import ScriptedEngine, decode, small_plan
+
+from mxq.errors import UsageError
+from mxq.evaluate import read_run, run
+from mxq.report import Summary, summarise
+from mxq.report.figures import COLOURS, acceptance_vs_k, survival
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    run(small_plan(budgets=[3, 7, 15], names=["a", "b", "c", "d"]), path, ScriptedEngine(), decode)
+    return summarise(read_run(path))
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    return {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
+
+
+def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
+    return {
+        str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata()))  # type: ignore[arg-type]
+        for line in axes.get_lines()
+    }
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_acceptance_against_the_budget(summary: Summary) -> None:
+    figure = acceptance_vs_k(summary)
+    assert list(panels(figure)) == ["a", "b", "c", "d"]
+    for workload, axes in panels(figure).items():
+        drawn = curves(axes)
+        assert drawn["ceiling, K + 1"] == ([3, 7, 15], [4, 8, 16])
+        for target in ("bf16", "mxfp4"):
+            x, y = drawn[f"DFlash, {target}"]
+            assert x == [3, 7, 15]
+            for k, length in zip(x, y, strict=True):
+                cell = summary.cell(target, f"dflash-{k}", workload)
+                assert cell
+                assert cell.acceptance
+                assert length == cell.acceptance.pooled
+    assert legend(figure) == ["ceiling, K + 1", "DFlash, bf16", "DFlash, mxfp4"]
+    assert "acceptance length" in figure.get_supylabel()
+    assert "K" in figure.get_supxlabel()
+
+
+def test_survival_curves(summary: Summary) -> None:
+    figure = survival(summary)
+    for workload, axes in panels(figure).items():
+        for line in axes.get_lines():
+            cell = summary.cell(str(line.get_label()), "dflash-15", workload)
+            assert cell
+            assert cell.acceptance
+            assert list(line.get_xdata()) == list(range(1, 16))  # type: ignore[arg-type]
+            assert tuple(line.get_ydata()) == cell.acceptance.survival  # type: ignore[arg-type]
+            assert line.get_color() == COLOURS[str(line.get_label())]
+    assert legend(figure) == ["bf16", "mxfp4"]
+    assert "dflash-15" in figure.get_supxlabel()
+    assert "dflash-3" in survival(summary, "dflash-3").get_supxlabel()
+
+
+def test_figures_can_be_saved(summary: Summary, tmp_path: Path) -> None:
+    for draw in (acceptance_vs_k, survival):
+        for ending, magic in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+            file = tmp_path / f"figure.{ending}"
+            draw(summary).savefig(file)
+            assert file.read_bytes().startswith(magic)
+
+
+def test_what_the_run_does_not_have(summary: Summary, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(UsageError, match="has no mtp-3") as caught:
+        survival(summary, "mtp-3")
+    assert "dflash-7" in str(caught.value.hint)
+    plan = small_plan()
+    plain = replace(plan, drafter=None, arms=tuple(arm for arm in plan.arms if arm.method == "ar"))
+    run(plain, tmp_path / "run", ScriptedEngine(), decode)
+    for draw in (acceptance_vs_k, survival):
+        with pytest.raises(UsageError, match="no speculative arm"):
+            draw(summarise(read_run(tmp_path / "run")))

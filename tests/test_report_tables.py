@@ -1,0 +1,124 @@
+"""The tables as they are read: at 80 and 120 columns, with one target or two, whole or not."""
+
+import io
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from scripted import ScriptedEngine, decode, small_plan
+
+from mxq.engines import EngineArm
+from mxq.errors import InterruptedRunError
+from mxq.evaluate import Plan, read_run, run
+from mxq.report import summarise
+from mxq.report.tables import show
+
+
+def printed(path: Path, width: int) -> str:
+    stream = io.StringIO()
+    show(summarise(read_run(path)), Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+def counts(arm: EngineArm, rng: random.Random) -> tuple[int, ...]:
+    k = arm.num_speculative_tokens
+    return (k, 1, 2 if arm.target.name == "bf16" else 1) if k else ()
+
+
+def measure(path: Path, plan: Plan) -> Path:
+    run(plan, path, ScriptedEngine(counts=counts), decode)
+    return path
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plan = small_plan(budgets=[3, 15], names=["arithmetic", "chat"])
+    return measure(tmp_path_factory.mktemp("runs") / "run", plan)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_is_cut_or_wider_than_the_terminal(path: Path, width: int) -> None:
+    text = printed(path, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_acceptance_lengths_and_their_difference(path: Path, width: int) -> None:
+    text = printed(path, width)
+    assert re.search(r"arithmetic dflash-3 +3\.000 2\.667 +-0\.333 \(-11\.1%\)", text)
+    assert re.search(r"dflash-15 +7\.000 6\.667 +-0\.333 \(-4\.8%\)", text)
+    assert ("per-request mean (sd), mxfp4" in text) == (width == 120)
+
+
+def test_survival_by_position(path: Path) -> None:
+    narrow, wide = printed(path, 80), printed(path, 120)
+    header = next(line for line in wide.splitlines() if "1..15" in line)
+    assert re.findall(r" (\d+)(?= )", header) == [str(i) for i in range(1, 16)]
+    (bf16,) = re.findall(r"arithmetic bf16 +(█\S+) +([\d. ]+)", wide)
+    assert bf16[0] == "█▆" + "▃" * 13
+    assert bf16[1].split() == ["1.0", ".67", *[".33"] * 13]
+    (mxfp4,) = re.findall(r"arithmetic bf16.*\n +mxfp4 +█▃\S+ +([\d. ]+)(\S+) +(\S+)", wide)
+    assert mxfp4[0].split() == ["1.0", *[".33"] * 14]
+    assert mxfp4[1:] == ("-0.022", "-0.333")
+    assert "Survival, dflash-15" in narrow
+    assert "Survival, dflash-3" not in narrow
+    shown = re.findall(r" (\d+)(?= )", next(line for line in narrow.splitlines() if "1..15" in line))
+    assert shown[0] == "1"
+    assert shown[-1] == "15"
+
+
+def test_speed_and_notes(path: Path) -> None:
+    text = printed(path, 80)
+    assert re.search(r"dflash-15 +250\.0 +250\.0 +2\.50x +2\.50x +2\.50x", text)
+    assert re.search(r"arithmetic ar +100\.0 +100\.0 +1\.00x +1\.00x +1\.00x", text)
+    assert re.search(r"dflash-3 +0/6 +10, 10, 10, \.\.\. +0/6 +9, 9, 9, \.\.\.", text)
+    flat = " ".join(text.split())
+    assert "36 of 36 answers were cut at 64 tokens" in flat
+    assert "point estimates without intervals" in flat
+    assert "Not complete" not in flat
+    assert "24 greedy answers differ from plain decoding. bfloat16 rounds" in flat
+
+
+def test_in_float32_a_difference_is_a_defect(tmp_path: Path) -> None:
+    plan = small_plan()
+    path = measure(tmp_path / "run", replace(plan, settings=replace(plan.settings, dtype="float32")))
+    assert "in float32: that is a defect" in " ".join(printed(path, 80).split())
+
+
+def test_one_target_has_no_differences(tmp_path: Path) -> None:
+    plan = small_plan()
+    bf16 = replace(
+        plan,
+        targets={"bf16": plan.targets["bf16"]},
+        arms=tuple(arm for arm in plan.arms if arm.target == "bf16"),
+    )
+    text = printed(measure(tmp_path / "run", bf16), 80)
+    assert not re.search("method-K.*difference", text)
+    assert "mxfp4" not in text
+    assert "gap" not in text
+
+
+def test_plain_decoding_alone(tmp_path: Path) -> None:
+    plan = small_plan()
+    plain = replace(plan, drafter=None, arms=tuple(arm for arm in plan.arms if arm.method == "ar"))
+    text = printed(measure(tmp_path / "run", plain), 80)
+    assert "Acceptance" not in text
+    assert "Survival" not in text
+    assert "tokens per second" in text
+
+
+def test_an_unfinished_run_is_labelled(tmp_path: Path) -> None:
+    def before(call: int) -> None:
+        if call == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError):
+        run(small_plan(), tmp_path / "run", ScriptedEngine(before=before), decode)
+    text = printed(tmp_path / "run", 80)
+    assert "Not complete: sums with 2 of 3 prompts so far." in text
+    assert "Not complete: talk with 0 of 3 prompts so far." in text
