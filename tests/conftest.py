@@ -1,6 +1,7 @@
 """Models that several test files decode with."""
 
 import os
+from pathlib import Path
 
 import pytest
 import tiny
@@ -49,3 +50,21 @@ def dense_target(dense_models: Models) -> decode.Target:
 def trained(request: pytest.FixtureRequest) -> Models:
     """The testbed's targets and drafters."""
     return Models(testbed.path(f"testbed:{request.param}"), testbed.path(f"testbed:{request.param}-dflash"))
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a random target, in one file. Not to be changed: copy it."""
+    return tiny.write_target(tmp_path_factory.mktemp("source") / request.param, moe=request.param == "moe")
+
+
+@pytest.fixture(scope="session")
+def dense_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``source``, for what does not depend on the kind."""
+    return tiny.write_target(tmp_path_factory.mktemp("source") / "dense")
+
+
+@pytest.fixture(scope="session")
+def moe_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``source``, for what only MoE models have."""
+    return tiny.write_target(tmp_path_factory.mktemp("source") / "moe", moe=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,9 +84,16 @@ class Checkpoint:
         return buffer.view(DTYPES[tensor.dtype]).view(tensor.shape)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Return rows ``start`` to ``stop`` of a tensor seen as a matrix [rows, K] of its last axis, and only those."""
+        """Return rows ``start`` to ``stop`` of a tensor seen as a matrix [rows, K] of its last axis, and only those.
+
+        Raises:
+            IndexError: it has no such rows.
+            MxqError: as :meth:`read`.
+        """
         tensor = self.info(name)
         columns = tensor.shape[-1]
+        if not 0 <= start <= stop <= math.prod(tensor.shape[:-1]):
+            raise IndexError(f"{name} {list(tensor.shape)} has no rows {start} to {stop}")
         row_bytes = columns * DTYPES[tensor.dtype].itemsize
         buffer = torch.empty((stop - start) * row_bytes, dtype=torch.uint8)
         _read_into(tensor.file, tensor.start + start * row_bytes, buffer)

@@ -41,10 +41,10 @@ class ErrorMeter:
         ``saturated`` the share of elements beyond the largest code, ``scale_exponents`` the lowest and highest power of
         two among the scales of blocks that are not all zeros.
         """
-        exact = self._noise == 0
+        error = math.sqrt(self._noise / self._signal) if self._signal else None
         return {
-            "sqnr_db": None if exact else 10 * math.log10(self._signal / self._noise) if self._signal else None,
-            "relative_error": math.sqrt(self._noise / self._signal) if self._signal else None,
+            "sqnr_db": round(-20 * math.log10(error), 4) if error else None,
+            "relative_error": None if error is None else round(error, 8),
             "saturated": self._saturated / (self._blocks * mxfp4.BLOCK),
             "blocks": self._blocks,
             "zero_blocks": self._zero_blocks,
