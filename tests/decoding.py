@@ -1,18 +1,20 @@
 """Models for the tests of decoding: tiny random ones for structure, the trained testbed where acceptance matters."""
 
+import copy
 import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mxq import testbed
 from mxq.checkpoint.quantization import exclude_entries, quark_config
-from mxq.decode.sampling import choose
+from mxq.decode.drafting import Draft
 from mxq.formats.mxfp4 import quantize
 from mxq.models import qwen35
 
@@ -118,12 +120,10 @@ class GuessingDrafter:
 
     taps = ()
 
-    def __init__(
-        self, prompt_length: int, script: list[int], vocabulary: int, right: float = 0.8, seed: int = 0
-    ) -> None:
-        self.prompt_length, self.script, self.vocabulary = prompt_length, script, vocabulary
+    def __init__(self, prompt: list[int], script: list[int], vocabulary: int, right: float = 0.8) -> None:
+        self.prompt_length, self.script, self.vocabulary = len(prompt), script, vocabulary
         self.right = right
-        self.rng = torch.Generator().manual_seed(seed)
+        self.rng = torch.Generator().manual_seed(0)
 
     def start(self, capacity: int, k: int, sampling: Any, generator: Any) -> "GuessingDrafter":
         self.seen = 0
@@ -133,9 +133,7 @@ class GuessingDrafter:
         assert len(seen.hidden) == len(following)
         self.seen += len(following)
 
-    def propose(self, last: Tensor, k: int) -> Any:
-        from mxq.decode.drafting import Draft
-
+    def propose(self, last: Tensor, k: int) -> Draft:
         done = self.seen - self.prompt_length + 1
         known = torch.tensor([*self.script[done : done + k], *[0] * k][:k])
         wrong = torch.rand(k, generator=self.rng) > self.right
@@ -149,24 +147,113 @@ class TiltedDrafter:
 
     def __init__(self, logits_after: Any, prompt: list[int]) -> None:
         self.logits_after, self.prompt = logits_after, prompt
+        self.rows: dict[tuple[int, ...], Tensor] = {}
 
     def start(self, capacity: int, k: int, sampling: Any, generator: Any) -> "TiltedDrafter":
         self.sampling, self.generator = sampling, generator
-        self.history = [self.prompt[0]]
+        self.history = (self.prompt[0],)
         return self
 
     def observe(self, seen: Any, following: Tensor) -> None:
-        self.history += following.tolist()
+        self.history += tuple(following.tolist())
 
-    def propose(self, last: Tensor, k: int) -> Any:
-        from mxq.decode.drafting import Draft
-
-        history, tokens, rows = list(self.history), [], []
+    def propose(self, last: Tensor, k: int) -> Draft:
+        history, rows = self.history, []
         for _ in range(k):
-            logits = self.logits_after(tuple(history))
-            noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(sum(history)))
-            token, q = choose((logits + 0.7 * noise)[None], self.sampling, self.generator)
-            tokens.append(token)
-            rows.append(q)
-            history += token.tolist()
-        return Draft(torch.cat(tokens), torch.cat(rows))
+            if history not in self.rows:
+                logits = self.logits_after(history)
+                noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(sum(history)))
+                self.rows[history] = self.sampling.probabilities(logits + 0.5 * noise)
+            rows.append(self.rows[history])
+            history += tuple(torch.multinomial(rows[-1], 1, generator=self.generator).tolist())
+        return Draft(torch.tensor(history[-k:]), torch.stack(rows))
+
+
+class _MemoState:
+    key: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+
+
+class MemoTarget:
+    """A target that computes each verify pass and each commit once per history, for thousands of short generations."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.passes: dict[Any, Any] = {}
+        self.states: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+    def start(self, capacity: int) -> _MemoState:
+        self.capacity = capacity
+        return _MemoState()
+
+    def prompt(self, state: _MemoState, ids: Tensor, taps: Any) -> Any:
+        state.key = tuple(ids.tolist())
+        if state.key not in self.states:
+            real = self.target.start(self.capacity)
+            self.passes[state.key] = self.target.prompt(real, ids, taps)
+            self.states[state.key] = real
+        return self.passes[state.key]
+
+    def verify(self, state: _MemoState, ids: Tensor, taps: Any) -> Any:
+        state.block = tuple(ids.tolist())
+        key = state.key, state.block
+        if key not in self.passes:
+            real = copy.deepcopy(self.states[state.key])
+            self.passes[key] = self.target.verify(real, ids, taps)
+            self.states[key] = real
+        return self.passes[key]
+
+    def commit(self, state: _MemoState, n: int) -> None:
+        verified, state.key = (state.key, state.block), state.key + state.block[:n]
+        if state.key not in self.states:
+            real = copy.deepcopy(self.states[verified])
+            self.target.commit(real, n)
+            self.states[state.key] = real
+
+
+class MemoDrafter:
+    """A drafter that computes each of its distributions once per history and samples from them as the drafter does."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter, self.taps = drafter, drafter.taps
+        self.rows: dict[Any, Tensor] = {}
+
+    def start(self, capacity: int, k: int, sampling: Any, generator: Any) -> "MemoDrafter":
+        self.capacity, self.sampling, self.generator = capacity, sampling, generator
+        self.seen: list[Any] = []
+        self.history: tuple[int, ...] = ()
+        return self
+
+    def observe(self, seen: Any, following: Tensor) -> None:
+        self.seen.append((seen, following))
+        self.history += tuple(following.tolist())
+
+    def propose(self, last: Tensor, k: int) -> Draft:
+        tokens: list[int] = []
+        rows = []
+        for _ in range(k):
+            rows.append(self._row(last, k, tuple(tokens)))
+            tokens += torch.multinomial(rows[-1], 1, generator=self.generator).tolist()
+        return Draft(torch.tensor(tokens), torch.stack(rows))
+
+    def _row(self, last: Tensor, k: int, before: tuple[int, ...]) -> Tensor:
+        """Return the distribution of the draft after the drafts ``before``, from a session led to that point."""
+        key = self.history, k, before
+        if key not in self.rows:
+            session = self.drafter.start(self.capacity, k, self.sampling, None)
+            for seen, following in self.seen:
+                session.observe(seen, following)
+            forced, rows = [*before, *[0] * k], []
+
+            def choose_forced(logits: Tensor, sampling: Any, generator: Any) -> tuple[Tensor, Tensor]:
+                rows.extend(sampling.probabilities(logits))
+                return torch.tensor([forced.pop(0) for _ in logits]), sampling.probabilities(logits)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("mxq.decode.drafting.choose", choose_forced)
+                session.propose(last, k)
+            self.rows[key] = rows[len(before)]
+        return self.rows[key]

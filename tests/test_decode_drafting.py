@@ -26,7 +26,7 @@ def run_target(target: Target, ids: Tensor, taps: Any) -> Pass:
 
 
 def observed(drafter: decode.Drafter, target: Target, ids: Tensor, *, pieces: tuple[int, ...] = ()) -> Any:
-    """Return a session that has seen ``ids`` but the last, in ``pieces``; sampled, so that drafts carry distributions."""
+    """Return a session that has seen ``ids`` but the last, in ``pieces``; sampled, for distributions."""
     session = drafter.start(len(ids) + 32, 15, WARM, torch.Generator().manual_seed(0))
     seen = run_target(target, ids[:-1], drafter.taps)
     assert seen.features is None or len(seen.features) == len(ids) - 1

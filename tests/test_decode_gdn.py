@@ -1,4 +1,4 @@
-"""The gated delta net's two steps, reading a block and committing a part of it, against the token-by-token recurrence."""
+"""The gated delta net reads a block and commits a part of it: against the token-by-token recurrence."""
 
 import pytest
 import torch

@@ -175,10 +175,11 @@ def _up_to_end(tokens: list[int], eos_token_ids: Collection[int]) -> list[int]:
 def _check(target: Target, prompt_ids: Sequence[int], drafter: Drafter | None, k: int, max_new_tokens: int) -> None:
     if not prompt_ids:
         raise UsageError("the prompt is empty", "give it at least one token")
-    outside = [token for token in prompt_ids if not 0 <= token < target.config.vocab_size]
+    vocabulary = target.config.vocab_size
+    outside = [token for token in prompt_ids if not 0 <= token < vocabulary]
     if outside:
         raise UsageError(
-            f"prompt token {outside[0]} is outside the vocabulary of {target.config.vocab_size}",
+            f"prompt token {outside[0]} is outside the vocabulary of {vocabulary}",
             "tokenize with the target's own tokenizer",
         )
     if len(prompt_ids) >= target.max_positions:

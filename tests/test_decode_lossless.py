@@ -1,0 +1,232 @@
+"""Greedy output does not depend on the drafter.
+
+In float32 the tokens are identical. In bf16 a verify pass over several tokens rounds otherwise than one over a single
+token, so that the choice between two nearly equal tokens may go either way: every difference must be such a near-tie.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from decoding import GuessingDrafter, Models, chat_prompts, end_of_text, random_prompt, reference, reference_logits
+from torch import Tensor
+
+from mxq import decode
+from mxq.decode.gdn import GatedDeltaState
+from mxq.decode.sampling import accept_greedy
+from mxq.decode.target import Target, TargetState
+
+BUDGETS = (1, 3, 7, 15)
+MakeDrafter = Callable[[list[int], list[int]], decode.Drafter]
+"""From a prompt and its autoregressive continuation to the drafter to run it with."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt's tokens without and with drafts."""
+
+    prompt: list[int]
+    plain: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    budget: int
+
+    @property
+    def same(self) -> bool:
+        return self.plain == self.drafted
+
+
+def compare(
+    target: Target, prompts: Sequence[list[int]], make: MakeDrafter, length: int, eos: Sequence[int] = ()
+) -> list[Comparison]:
+    found = []
+    for prompt in prompts:
+        plain = decode.generate(target, prompt, max_new_tokens=length, eos_token_ids=eos).token_ids
+        for k in BUDGETS:
+            run = decode.generate(
+                target,
+                prompt,
+                drafter=make(prompt, plain),
+                num_speculative_tokens=k,
+                max_new_tokens=length,
+                eos_token_ids=eos,
+            )
+            found.append(Comparison(prompt, plain, run.token_ids, run.accepted, k))
+    return found
+
+
+def assert_identical(comparisons: Sequence[Comparison]) -> None:
+    differ = [c for c in comparisons if not c.same]
+    assert not differ, f"{len(differ)} of {len(comparisons)} outputs differ, budgets {[c.budget for c in differ]}"
+
+
+def make_drafter(models: Models, target: Target, method: str) -> MakeDrafter:
+    if method == "guessing":
+        return lambda prompt, plain: GuessingDrafter(prompt, plain, target.config.vocab_size)
+    drafter = decode.load_drafter(models.drafter if method == "dflash" else None, target, method)  # type: ignore[arg-type]
+    return lambda prompt, plain: drafter
+
+
+@pytest.mark.parametrize("method", ["mtp", "dflash", "guessing"])
+def test_float32_tokens_are_identical(tiny_models: Models, target: Target, method: str) -> None:
+    """The random drafters are nearly always wrong; the guessing one is right and wrong at every position."""
+    prompts = [random_prompt(seed) for seed in range(3)]
+    comparisons = compare(target, prompts, make_drafter(tiny_models, target, method), 20)
+    assert_identical(comparisons)
+    if method == "guessing":
+        assert {n for c in comparisons for n in c.accepted} >= {0, 1, 2, 3, 7}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mtp", "dflash"])
+def test_float32_tokens_of_the_testbed_are_identical(trained: Models, method: str) -> None:
+    target = decode.load_target(trained.target, dtype=torch.float32)
+    prompts = chat_prompts(trained, 8)
+    assert len(prompts) == 40
+    comparisons = compare(target, prompts, make_drafter(trained, target, method), 40, end_of_text(trained))
+    assert_identical(comparisons)
+    assert max(n for c in comparisons for n in c.accepted) > 7, "nothing accepted: this would prove little"
+
+
+def rounding_gaps(models: Models, comparisons: Sequence[Comparison]) -> list[tuple[float, float]]:
+    """Return, for each output that differs, how near a tie its first difference was.
+
+    Teacher-forced by transformers: by how much the worse of the two tokens is below the best in float32, and the
+    largest error of bf16 logits in that sequence, which is what rounding can do.
+    """
+    exact, coarse = reference(models.target), reference(models.target).bfloat16()
+    gaps = []
+    for c in comparisons:
+        if c.same:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(c.plain, c.drafted, strict=True)) if a != b)
+        ids = c.prompt + c.plain[:at]
+        logits = reference_logits(exact, ids)
+        error = (reference_logits(coarse, ids).float() - logits).abs().max()
+        a, b = logits[-1][c.plain[at]], logits[-1][c.drafted[at]]
+        gaps.append((float(logits[-1].max() - torch.minimum(a, b)), float(error)))
+    return gaps
+
+
+def assert_near_ties(models: Models, comparisons: Sequence[Comparison]) -> None:
+    gaps = rounding_gaps(models, comparisons)
+    report = (
+        f"{len(gaps)} of {len(comparisons)} outputs differ; largest top-2 logit gap at a first difference "
+        f"{max((gap for gap, _ in gaps), default=0):.3f}, (gap, bf16 error): {gaps}"
+    )
+    print(report)
+    assert all(gap <= 2 * error for gap, error in gaps), report
+
+
+@pytest.mark.parametrize("method", ["dflash", "guessing"])
+def test_bf16_differences_are_near_ties(tiny_models: Models, method: str) -> None:
+    target = decode.load_target(tiny_models.target)
+    prompts = [random_prompt(seed) for seed in range(4)]
+    assert_near_ties(tiny_models, compare(target, prompts, make_drafter(tiny_models, target, method), 20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mtp", "dflash"])
+def test_bf16_differences_of_the_testbed_are_near_ties(trained: Models, method: str) -> None:
+    target = decode.load_target(trained.target)
+    make = make_drafter(trained, target, method)
+    assert_near_ties(trained, compare(target, chat_prompts(trained, 8), make, 40))
+
+
+def no_gdn_rollback(patch: pytest.MonkeyPatch) -> None:
+    """The recurrent state keeps what rejected drafts wrote."""
+    commit = GatedDeltaState.commit
+    patch.setattr(GatedDeltaState, "commit", lambda self, updates, n: commit(self, updates, updates[0].keys.shape[2]))
+
+
+def no_convolution_rollback(patch: pytest.MonkeyPatch) -> None:
+    """The convolution's state is the end of the whole block."""
+    commit = GatedDeltaState.commit
+
+    def wrong(self: GatedDeltaState, updates: Any, n: int) -> None:
+        commit(self, updates, n)
+        self.convolution = torch.stack([update.window[:, -self.convolution.shape[-1] :] for update in updates])
+
+    patch.setattr(GatedDeltaState, "commit", wrong)
+
+
+def no_cache_rollback(patch: pytest.MonkeyPatch) -> None:
+    """The attention cache keeps the keys and values of rejected drafts."""
+    commit = Target.commit
+
+    def wrong(self: Target, state: TargetState, n: int) -> None:
+        rejected = state.updates[0].keys.shape[2] - n
+        commit(self, state, n)
+        state.cache.length += rejected
+
+    patch.setattr(Target, "commit", wrong)
+    # Room for what piles up.
+    start = Target.start
+    patch.setattr(Target, "start", lambda self, capacity: start(self, capacity + 1000))
+
+
+def compare_with_the_next_row(patch: pytest.MonkeyPatch) -> None:
+    """Each draft is compared with the choice after it."""
+    patch.setattr(
+        "mxq.decode.loop.accept_greedy",
+        lambda logits, drafts: accept_greedy(torch.cat([logits[1:], logits[:1]]), drafts),
+    )
+
+
+def accept_everything(patch: pytest.MonkeyPatch) -> None:
+    def wrong(logits: Tensor, drafts: Tensor) -> tuple[int, list[int]]:
+        return len(drafts), [*drafts.tolist(), int(logits[-1].argmax())]
+
+    patch.setattr("mxq.decode.loop.accept_greedy", wrong)
+
+
+DEFECTS = [no_gdn_rollback, no_convolution_rollback, no_cache_rollback, compare_with_the_next_row, accept_everything]
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_defects_are_noticed_in_float32(
+    dense_models: Models, dense_target: Target, monkeypatch: pytest.MonkeyPatch, defect: Any
+) -> None:
+    defect(monkeypatch)
+    comparisons = compare(
+        dense_target, [random_prompt(0), random_prompt(1)], make_drafter(dense_models, dense_target, "guessing"), 20
+    )
+    with pytest.raises(AssertionError, match="outputs differ"):
+        assert_identical(comparisons)
+
+
+@pytest.mark.parametrize("defect", [no_gdn_rollback, compare_with_the_next_row])
+def test_defects_are_no_near_ties_in_bf16(dense_models: Models, monkeypatch: pytest.MonkeyPatch, defect: Any) -> None:
+    """Not all of the defects: a random model's attention is so diffuse that a few stale keys are lost in rounding."""
+    target = decode.load_target(dense_models.target)
+    defect(monkeypatch)
+    make = make_drafter(dense_models, target, "guessing")
+    comparisons = compare(target, [random_prompt(seed) for seed in range(2)], make, 20)
+    with pytest.raises(AssertionError, match="largest top-2 logit gap"):
+        assert_near_ties(dense_models, comparisons)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_defects_are_no_near_ties_of_the_testbed(trained: Models, monkeypatch: pytest.MonkeyPatch, defect: Any) -> None:
+    target = decode.load_target(trained.target)
+    defect(monkeypatch)
+    make = make_drafter(trained, target, "guessing")
+    with pytest.raises(AssertionError, match="largest top-2 logit gap"):
+        assert_near_ties(trained, compare(target, chat_prompts(trained, 1), make, 40))
+
+
+@pytest.mark.slow
+def test_mxfp4_activations_do_not_make_drafts_matter(tiny_models: Models, tmp_path: Any) -> None:
+    """W4A4 rounds each token's activations by themselves, so greedy output still does not depend on the drafter."""
+    from decoding import write_mxfp4
+
+    directory = write_mxfp4(tiny_models.target, tmp_path / "q", weight_only=False)
+    assert json.loads((directory / "config.json").read_text())["quantization_config"]
+    target = decode.load_target(directory, dtype=torch.float32)
+    comparisons = compare(target, [random_prompt(0)], make_drafter(tiny_models, target, "guessing"), 12)
+    same = sum(c.same for c in comparisons)
+    assert same >= len(comparisons) / 2, f"only {same} of {len(comparisons)} outputs are the same"
