@@ -9,7 +9,7 @@ import click
 from mxq.errors import UsageError
 
 if TYPE_CHECKING:
-    from mxq.evaluate import Request
+    from mxq.evaluate import Request, Run
 
 _EPILOG = """\b
 Workloads: arithmetic, maths, functions, programs, chat (mxq's own, all by default for testbed models), or a file
@@ -71,11 +71,14 @@ def command(out: Path | None, show: Path | None, as_json: bool, **options: Any) 
     """
     if (out is None) == (show is None):
         raise UsageError("give either --out or --show", "--out RUN measures into RUN, --show RUN prints what is there")
-    if show is None:
+    from mxq.evaluate import measure, read_run
+
+    if show is not None:
+        run = read_run(show)
+    else:
         assert out is not None
-        _measure(_request(**options), out)
-        show = out
-    _print(show, as_json)
+        run = measure(_request(**options), out)
+    _print(run, as_json)
 
 
 def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **options: Any) -> "Request":
@@ -92,26 +95,10 @@ def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **
     return Request(targets=targets, workloads=workloads, sampling=sampling, **options)
 
 
-def _measure(request: "Request", out: Path) -> None:
-    from mxq.engines.inprocess import InProcessEngine
-    from mxq.evaluate import prepare, run
-
-    plan, template = prepare(request, engine=InProcessEngine.name, semantics=InProcessEngine.semantics)
-    settings = plan.settings
-    engine = InProcessEngine(
-        dtype=settings.dtype,
-        device=settings.device,
-        sampling=settings.sampling,
-        eos_token_ids=settings.eos_token_ids,
-    )
-    run(plan, out, engine, template.decode)
-
-
-def _print(path: Path, as_json: bool) -> None:
-    from mxq.evaluate import read_run
+def _print(run: "Run", as_json: bool) -> None:
     from mxq.report import summarise
 
-    summary = summarise(read_run(path))
+    summary = summarise(run)
     if as_json:
         click.echo(json.dumps(summary.as_json(), indent=2, ensure_ascii=False))
         return

@@ -1,5 +1,6 @@
 """Evaluation: a matrix of arms and workloads, measured into a run directory that can be continued and read back."""
 
+from mxq.evaluate.inprocess import measure
 from mxq.evaluate.matrix import Arm, Cell, Plan, Settings
 from mxq.evaluate.prepare import Request, prepare
 from mxq.evaluate.reading import RecordedCell, Run, read_run
@@ -15,6 +16,7 @@ __all__ = [
     "Request",
     "Run",
     "Settings",
+    "measure",
     "prepare",
     "read_run",
     "run",

@@ -219,6 +219,8 @@ def _gaps(gaps: Sequence[float]) -> list[str]:
 
 def _positions(positions: Sequence[int]) -> str:
     ordered = sorted(positions)
+    if not ordered:
+        return "-"
     return ", ".join(map(str, ordered[:3])) + (", ..." if len(ordered) > 3 else "")
 
 

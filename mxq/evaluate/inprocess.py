@@ -1,0 +1,26 @@
+"""The whole of an evaluation in one call, decoded in this process."""
+
+from pathlib import Path
+
+from mxq.evaluate.prepare import Request, prepare
+from mxq.evaluate.reading import Run, read_run
+from mxq.evaluate.runner import run
+
+
+def measure(request: Request, out: Path) -> Run:
+    """Measure what ``out`` does not hold yet of ``request``, and return the run.
+
+    Raises what :func:`mxq.evaluate.prepare` and :func:`mxq.evaluate.run` do.
+    """
+    from mxq.engines.inprocess import InProcessEngine  # slow to import, and reading a run back does without it
+
+    plan, template = prepare(request, engine=InProcessEngine.name, semantics=InProcessEngine.semantics)
+    settings = plan.settings
+    engine = InProcessEngine(
+        dtype=settings.dtype,
+        device=settings.device,
+        sampling=settings.sampling,
+        eos_token_ids=settings.eos_token_ids,
+    )
+    run(plan, out, engine, template.decode)
+    return read_run(out)
