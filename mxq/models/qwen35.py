@@ -193,12 +193,6 @@ def fused_module(module: str) -> str | None:
     return f"{prefix}.{_FUSED_OF[last]}" if last in _FUSED_OF else None
 
 
-def fused_members(fused: str) -> tuple[str, ...]:
-    """Return the modules that engines merge into ``fused``."""
-    prefix, _, last = fused.rpartition(".")
-    return tuple(f"{prefix}.{member}" for member in FUSED[last])
-
-
 def engine_name(name: str) -> str:
     """Return vLLM's name for a module of the checkpoint (``model.language_model.X`` -> ``language_model.model.X``).
 

@@ -1,0 +1,195 @@
+"""plan, quantize, verify and inspect as a user types them: output, exit codes, one line per error, Ctrl-C."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from checkpoints import rewrite, sparse_copy
+from click.testing import CliRunner, Result
+
+from mxq.cli import main
+from mxq.cli.sizes import Size
+from mxq.convert.recipe import directory
+
+BIG = "model.language_model.layers.0.mlp.down_proj.weight"
+
+
+def mxq(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fails(*arguments: object, code: int, reason: str) -> None:
+    """One line that says what is wrong, one that says what to do, and nothing on stdout."""
+    result = mxq(*arguments, code=code)
+    error = [
+        line for line in result.stderr.splitlines() if not line.startswith(("converting", "checksums", "not copied"))
+    ]
+    assert reason in error[0], result.stderr
+    assert error[0].startswith("error: ")
+    assert len(error) == 1 or (len(error) == 2 and error[1].startswith("  -> ")), result.stderr
+    assert result.stdout == ""
+
+
+def test_from_plan_to_inspect(source, tmp_path):
+    out = tmp_path / "out"
+    planned = mxq("plan", source)
+    assert "model.*norm" in planned.stdout
+    assert not list(tmp_path.iterdir())
+    converted = mxq("quantize", source, out, "--recipe", "mxfp4")
+    assert f"mxq verify {out} --against {source}" in converted.stdout
+    assert "converting: 100%" in converted.stderr
+    verified = mxq("verify", out, "--against", source)
+    assert verified.stdout.count(" ok ") == 9
+    inspected = mxq("inspect", out, "--worst", 3)
+    assert "MXFP4 scales" in inspected.stdout
+    assert inspected.stdout.count("2^-") == 6
+    assert "not quantized" in mxq("inspect", source).stdout
+
+
+def test_json_of_every_verb_agrees_with_the_files(source, tmp_path):
+    out = tmp_path / "out"
+    planned = json.loads(mxq("plan", source, "--json").stdout)
+    converted = json.loads(mxq("quantize", source, out, "--json", "--max-shard-size", "2MB").stdout)
+    verified = json.loads(mxq("verify", out, "--against", source, "--json").stdout)
+    inspected = json.loads(mxq("inspect", out, "--worst", 1000, "--json").stdout)
+    tensors = {tensor["name"]: tensor for tensor in planned["tensors"]}
+    assert len(tensors) == json.loads(mxq("inspect", source, "--json").stdout)["tensors"]
+    assert {tensor["action"] for tensor in tensors.values()} == {"quantize", "keep"}
+    assert all(tensor["rule"] for tensor in tensors.values())
+    assert planned["bytes_after"] == converted["bytes_after"] == inspected["bytes"]
+    assert planned["bytes_after"] == sum(tensor["bytes_after"] for tensor in tensors.values())
+    assert sorted(converted["files"]) == sorted(file.name for file in out.glob("*.safetensors"))
+    assert verified["ok"] is True
+    assert len(inspected["worst"]) == converted["quantized_matrices"]
+    sqnr = [layer["sqnr_db"] for layer in inspected["worst"]]
+    assert sqnr == sorted(sqnr)
+    assert inspected["quantization"]["activations"] == "MXFP4"
+
+
+def test_plan_shows_tensors_with_their_shapes(moe_source):
+    shown = mxq("plan", moe_source, "--tensors").stdout
+    assert "model.language_model.layers.*.mlp.experts.gate_up_proj" in shown
+    assert "BF16 [4, 512, 256]" in shown
+
+
+def test_a_recipe_of_ones_own(dense_source, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((directory() / "mxfp4.yaml").read_text().replace("activations: dynamic", "activations: none"))
+    mxq("quantize", dense_source, tmp_path / "out", "--recipe", mine)
+    assert "activations unquantized" in mxq("inspect", tmp_path / "out").stdout
+
+
+def test_verification_that_fails_lists_every_problem_and_exits_with_3(dense_source, tmp_path):
+    out = tmp_path / "out"
+    mxq("quantize", dense_source, out)
+    rewrite(out, lambda tensors: tensors["mtp.fc.weight"].zero_())
+    result = mxq("verify", out, "--against", dense_source, code=3)
+    assert "* model.safetensors changed after it was written" in result.stdout
+    assert "1 wrong" in result.stdout
+    assert result.stderr.splitlines()[-2:] == [f"error: {out} has 1 problem", "  -> convert it again"]
+    report = json.loads(mxq("verify", out, "--json", code=3).stdout)
+    assert report["ok"] is False
+
+
+def test_models_that_are_none(dense_source, tmp_path):
+    out = tmp_path / "out"
+    empty, other, pickled = (tmp_path / name for name in ("empty", "other", "pickled"))
+    for path in (empty, other, pickled):
+        path.mkdir()
+    (other / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    shutil.copy(dense_source / "model.safetensors", other)
+    shutil.copy(dense_source / "config.json", pickled)
+    (pickled / "pytorch_model.bin").write_bytes(b"cposix\nmkdir\n(S'exploded'\ntR.")
+    for verb in (("quantize", out), ("plan",)):
+        for model, reason in (
+            (tmp_path / "none", "none is not a directory"),
+            (empty, "empty holds no config.json"),
+            (other, "other: config.json names LlamaForCausalLM"),
+            (pickled, "pytorch_model.bin, a pickle, which mxq never opens"),
+            ("testbed:huge", "there is no testbed model 'testbed:huge'"),
+        ):
+            fails(verb[0], model, *verb[1:], code=2, reason=reason)
+    assert not out.exists()
+    assert not Path("exploded").exists()
+
+
+def test_shards_that_are_missing_truncated_or_lie(dense_source, tmp_path):
+    mxq("quantize", dense_source, tmp_path / "any", "--max-shard-size", "1MB")
+    for damage, reason in (
+        (lambda file, content: file.unlink(), "is missing"),
+        (lambda file, content: file.write_bytes(content[: len(content) // 2]), "is truncated"),
+        (lambda file, content: file.write_bytes(content[:9] + b"!" + content[10:]), "is not valid JSON"),
+        (lambda file, content: file.write_bytes(content.replace(b'"U8"', b'"I4"', 1)), "is of unknown type 'I4'"),
+    ):
+        path = shutil.copytree(tmp_path / "any", tmp_path / reason)
+        file = sorted(path.glob("*.safetensors"))[1]
+        damage(file, file.read_bytes())
+        fails("inspect", path, code=1, reason=reason)
+        fails("quantize", path, tmp_path / "out", code=1, reason=reason)
+        assert reason in mxq("verify", path, code=3).stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_outputs_and_arguments_that_cannot_be(dense_source, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    fails("quantize", dense_source, tmp_path, code=2, reason="is not empty")
+    fails("quantize", dense_source, tmp_path / "x", "--recipe", "mxfp5", code=2, reason="there is no recipe 'mxfp5'")
+    result = mxq("quantize", dense_source, tmp_path / "x", "--max-shard-size", "5 apples", code=2)
+    assert "'5 apples' is not a size; write it as 5GB" in result.stderr
+    fails("inspect", dense_source, "--worst", 3, code=2, reason="holds no layers.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("5GB", 5 * 10**9), ("500mb", 5 * 10**8), ("2 GiB", 2**31), ("1.5kB", 1500), ("12345", 12345)]
+)
+def test_sizes(text, count):
+    assert Size().convert(text, None, None) == count
+
+
+def started(source: Path, out: Path) -> "subprocess.Popen[str]":
+    command = [Path(sys.executable).with_name("mxq"), "quantize", source, out]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing_behind(dense_source, tmp_path):
+    source = sparse_copy(dense_source, tmp_path / "source", {BIG: [1 << 17, 16384]})  # 4 GB of zeros: many seconds
+    process = started(source, tmp_path / "out")
+    deadline = time.monotonic() + 120
+    while not any(file.stat().st_blocks > 0 for file in tmp_path.glob("out.partial-*/*.safetensors")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert stdout == ""
+    assert stderr.splitlines()[-2:] == [
+        f"error: interrupted; {tmp_path / 'out'} was not written",
+        "  -> run the same command again to start over",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_tensors(dense_source, tmp_path):
+    """Peak memory of converting 1.1 GB in two tensors, one quantized and one kept, against converting 8 MB."""
+
+    def peak(source: Path, out: Path) -> int:
+        process = started(source, out)
+        process.communicate()
+        assert process.returncode == 0
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the largest child so far, in KiB
+
+    small = peak(dense_source, tmp_path / "small")
+    larger = {BIG: [16384, 16384], "model.language_model.embed_tokens.weight": [16384, 16384]}
+    large = peak(sparse_copy(dense_source, tmp_path / "source", larger), tmp_path / "large")
+    assert large - small < 150_000

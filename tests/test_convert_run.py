@@ -1,0 +1,405 @@
+"""A conversion's output: bytes, names, files, and nothing at all when it fails."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import vllm_matching as vllm
+import yaml
+from checkpoints import metadata, raw_headers, read_all, rewrite, sparse_copy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.writer import ShardWriter, TensorSpec, layout
+from mxq.convert import recipe
+from mxq.convert.plan import plan
+from mxq.convert.run import run
+from mxq.convert.verify import verify
+from mxq.errors import MxqError, UsageError
+
+VECTORS = Path(__file__).parent / "data" / "quark_mxfp4_even.npz"
+
+
+def convert(source: Path, out: Path, name: str = "mxfp4", **options: object) -> Path:
+    run(plan(Checkpoint.open(source), recipe.load(name), **options), out, str(source))
+    return out
+
+
+def ordinary_blocks() -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """Quark's bf16 vectors that mxq promises to equal: values [n, 32], codes [n, 16], scales [n]."""
+    vectors = np.load(VECTORS)
+    x = torch.from_numpy(vectors["bfloat16_even_x_u32"].view(np.float32).copy())
+    amax = x.abs().amax(-1)
+    kept = ((amax == 0) | ((amax >= 2.0**-120) & (amax <= 2.0**120))).numpy()
+    return x[kept].bfloat16(), vectors["bfloat16_even_packed"][kept], vectors["bfloat16_even_scale"][kept]
+
+
+def decoded(packed: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
+    """Values of codes [N, K/2] and scales [N, K/32], by ml_dtypes."""
+    codes = np.stack([packed.numpy() & 15, packed.numpy() >> 4], axis=-1).reshape(packed.shape[0], -1)
+    elements = codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    return elements * np.repeat(scale.numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float64), 32, axis=1)
+
+
+def test_a_dense_weight_gets_quarks_bytes(dense_source, tmp_path):
+    source = shutil.copytree(dense_source, tmp_path / "source")
+    values, codes, scales = ordinary_blocks()
+    name = "model.language_model.layers.1.mlp.down_proj"  # [256, 512]: 4096 blocks
+    chosen = np.arange(4096) % len(values)
+    rewrite(source, lambda tensors: tensors.update({f"{name}.weight": values[chosen].view(256, 512)}))
+    written = read_all(convert(source, tmp_path / "out"))
+    np.testing.assert_array_equal(written[f"{name}.weight"].numpy(), codes[chosen].reshape(256, 256))
+    np.testing.assert_array_equal(written[f"{name}.weight_scale"].numpy(), scales[chosen].reshape(256, 16))
+
+
+@pytest.mark.parametrize("experts", ["per-expert", "fused"])
+def test_experts_stored_fused_get_quarks_bytes_in_either_form(moe_source, tmp_path, experts):
+    source = shutil.copytree(moe_source, tmp_path / "source")
+    values, codes, scales = ordinary_blocks()
+    block = "model.language_model.layers.2.mlp.experts"
+    up = {f"{block}.gate_up_proj": (4, 512, 256), f"{block}.down_proj": (4, 256, 256)}
+    chosen = {
+        name: (np.arange(math.prod(shape) // 32) * 7 + i) % len(values) for i, (name, shape) in enumerate(up.items())
+    }
+    rewrite(source, lambda tensors: tensors.update({n: values[chosen[n]].view(shape) for n, shape in up.items()}))
+    written = read_all(convert(source, tmp_path / "out", experts=experts))
+    for name, (count, rows, columns) in up.items():
+        packed = codes[chosen[name]].reshape(count, rows, columns // 2)
+        scale = scales[chosen[name]].reshape(count, rows, columns // 32)
+        if experts == "fused":
+            np.testing.assert_array_equal(written[name].numpy(), packed)
+            np.testing.assert_array_equal(written[f"{name}_scale"].numpy(), scale)
+            continue
+        assert name not in written
+        for expert in range(count):
+            projections = {"down": slice(None)} if "down" in name else {"gate": slice(0, 256), "up": slice(256, 512)}
+            for projection, span in projections.items():
+                weight = f"{block}.{expert}.{projection}_proj.weight"
+                np.testing.assert_array_equal(written[weight].numpy(), packed[expert, span])
+                np.testing.assert_array_equal(written[f"{weight}_scale"].numpy(), scale[expert, span])
+
+
+def test_a_source_stored_per_expert_converts_to_the_same_as_one_stored_fused(moe_source, tmp_path):
+    split = shutil.copytree(moe_source, tmp_path / "split")
+
+    def take_apart(tensors):
+        for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+            fused, block = tensors.pop(name), name.rpartition(".")[0]
+            for expert, weight in enumerate(fused):
+                parts = {"down": weight} if "down" in name else dict(zip(("gate", "up"), weight.chunk(2), strict=True))
+                for projection, part in parts.items():
+                    tensors[f"{block}.{expert}.{projection}_proj.weight"] = part.clone()
+
+    rewrite(split, take_apart)
+    for experts in ("per-expert", "fused"):
+        ours = read_all(convert(split, tmp_path / f"split-{experts}", experts=experts))
+        theirs = read_all(convert(moe_source, tmp_path / f"fused-{experts}", experts=experts))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_everything_else_is_the_same_bytes(source, tmp_path):
+    out = convert(source, tmp_path / "out")
+    before, after = read_all(source), read_all(out)
+    kept = before.keys() & after.keys() - {name for name in after if f"{name}_scale" in after}
+    assert {
+        name for name in before if name.startswith(("mtp.", "model.visual.", "lm_head", "model.language_model.e"))
+    } <= kept
+    for name in kept:
+        assert after[name].dtype == before[name].dtype
+        assert torch.equal(after[name].view(-1).view(torch.uint8), before[name].view(-1).view(torch.uint8))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+    assert (out / "preprocessor_config.json").read_bytes() == (source / "preprocessor_config.json").read_bytes()
+    config, expected = (json.loads((path / "config.json").read_text()) for path in (out, source))
+    assert config.pop("quantization_config")["quant_method"] == "quark"
+    assert config == expected
+
+
+def test_shards_and_index(source, tmp_path):
+    out = convert(source, tmp_path / "out", max_shard_size=1_000_000)
+    whole = read_all(convert(source, tmp_path / "whole"))
+    assert not (tmp_path / "whole" / "model.safetensors.index.json").exists()
+    sharded = read_all(out)
+    assert sharded.keys() == whole.keys()
+    assert all(torch.equal(sharded[name], whole[name]) for name in whole)
+    headers = raw_headers(out)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {name: file for file, tensors in headers.items() for name in tensors}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    assert sorted(headers) == [f"model-{i:05}-of-{len(headers):05}.safetensors" for i in range(1, len(headers) + 1)]
+    assert len(headers) > 3
+    for file in headers:
+        assert metadata(out / file) == {"format": "pt"}
+        assert (out / file).stat().st_size < 1_050_000
+        assert (out / file).stat().st_mode & 0o777 == 0o644
+
+
+def test_the_error_of_every_matrix_is_what_numpy_computes(source, tmp_path):
+    out = convert(source, tmp_path / "out")
+    before, after = read_all(source), read_all(out)
+    layers = [json.loads(line) for line in (out / "layers.jsonl").read_text().splitlines()]
+    assert {layer["module"] for layer in layers} == {
+        name.removesuffix(".weight_scale") for name in after if name.endswith(".weight_scale")
+    }
+    for layer in layers:
+        packed, scale = (after[layer["module"] + suffix] for suffix in (".weight", ".weight_scale"))
+        tensor = before[layer["tensor"]]
+        if tensor.ndim == 3:
+            _, expert, projection = layer["module"].rsplit(".", 2)
+            tensor = tensor[int(expert)]
+            if projection != "down_proj":
+                tensor = tensor.chunk(2)[projection == "up_proj"]
+        exact = tensor.double().numpy()
+        assert layer["shape"] == list(exact.shape)
+        noise = ((exact - decoded(packed, scale)) ** 2).sum()
+        signal = (exact**2).sum()
+        assert layer["sqnr_db"] == pytest.approx(10 * np.log10(signal / noise), abs=1e-3)
+        assert 15 < layer["sqnr_db"] < 25
+        assert layer["relative_error"] == pytest.approx(np.sqrt(noise / signal), rel=1e-4)
+        limits = 6 * np.repeat(scale.numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float64), 32, axis=1)
+        assert layer["saturated"] == (np.abs(exact) > limits).mean()
+        assert layer["blocks"] == scale.numel()
+        assert layer["scale_exponents"] == [int(scale.min()) - 127, int(scale.max()) - 127]
+
+
+def test_weights_of_zeros_and_weights_without_error_have_no_ratio(dense_source, tmp_path):
+    source = shutil.copytree(dense_source, tmp_path / "source")
+    name = "model.language_model.layers.0.mlp.{}.weight"
+
+    def edit(tensors):
+        tensors[name.format("up_proj")].zero_()
+        tensors[name.format("gate_proj")].fill_(-1.5)
+        tensors[name.format("gate_proj")][0, :32] = 0
+
+    rewrite(source, edit)
+    out = convert(source, tmp_path / "out")
+    layers = {layer["module"]: layer for layer in map(json.loads, (out / "layers.jsonl").read_text().splitlines())}
+    zeros, exact = (layers[name.format(p).removesuffix(".weight")] for p in ("up_proj", "gate_proj"))
+    assert (zeros["sqnr_db"], zeros["relative_error"], zeros["scale_exponents"]) == (None, None, None)
+    assert zeros["zero_blocks"] == zeros["blocks"] == 512 * 8
+    assert (exact["sqnr_db"], exact["relative_error"], exact["zero_blocks"]) == (None, 0.0, 1)
+    assert exact["scale_exponents"] == [-2, -2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sources_in_fp32_and_fp16_are_quantized_from_what_they_are(dense_source, tmp_path, dtype):
+    source = shutil.copytree(dense_source, tmp_path / "source")
+    weight = "model.language_model.layers.0.mlp.up_proj.weight"
+    values = torch.randn(512, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)
+    rewrite(source, lambda tensors: tensors.update({weight: values}))
+    written = read_all(convert(source, tmp_path / "out"))
+    error = decoded(written[weight], written[f"{weight}_scale"]) - values.double().numpy()
+    assert 0.10 < np.linalg.norm(error) / np.linalg.norm(values.double().numpy()) < 0.125
+
+
+def test_weight_only_differs_only_in_what_the_config_says_of_activations(dense_source, tmp_path):
+    both = convert(dense_source, tmp_path / "both"), convert(dense_source, tmp_path / "weights", "mxfp4-weight-only")
+    tensors = [read_all(path) for path in both]
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    schemes = [json.loads((path / "config.json").read_text())["quantization_config"] for path in both]
+    assert schemes[1]["global_quant_config"].pop("input_tensors") is None
+    assert schemes[0]["global_quant_config"].pop("input_tensors")["is_dynamic"] is True
+    assert schemes[0] == schemes[1]
+
+
+@pytest.mark.parametrize("name", recipe.names())
+@pytest.mark.parametrize("experts", ["per-expert", "fused"])
+def test_vllm_builds_as_mxfp4_exactly_what_is_packed(source, tmp_path, name, experts):
+    """For every linear of vLLM's model of the target and of MTP, what its own functions say of our exclude."""
+    out = convert(source, tmp_path / "out", name, experts=experts)
+    exclude = json.loads((out / "config.json").read_text())["quantization_config"]["exclude"]
+    merged = {member: fused for fused, members in vllm.PACKED_MODULES.items() for member in members}
+    built = {"target": {}, "mtp": {}}
+    tensors = read_all(out)
+    for tensor in tensors:
+        module = tensor.removesuffix(".weight")
+        linear = module.endswith(
+            ("_proj", "_z", "_a", "_b", "_qkv", ".fc", ".gate", "_gate", ".qkv", ".proj", "fc1", "fc2")
+        )
+        if not linear or "patch_embed" in module:
+            continue
+        if ".experts" in module:
+            module = module.partition(".experts")[0] + ".experts"
+        prefix, _, last = module.rpartition(".")
+        module = f"{prefix}.{merged.get(last, last)}"
+        if module.startswith("mtp."):
+            model, module = "mtp", module
+        else:
+            model, module = "target", vllm.apply_list([module], vllm.MULTIMODAL)[0]
+        built[model].setdefault(module, set()).add(f"{tensor}_scale" in tensors)
+    assert len(built["target"]) > 20
+    assert len(built["mtp"]) >= 5
+    for model, renames in (("target", vllm.MULTIMODAL), ("mtp", vllm.MTP)):
+        for module, packed in built[model].items():
+            assert packed == {vllm.quantized(exclude, module, renames)}, module
+
+
+def test_the_card_and_the_manifest_say_what_was_done(source, tmp_path):
+    out = convert(source, tmp_path / "out")
+    manifest = json.loads((out / "mxq_manifest.json").read_text())
+    assert manifest["recipe"] == recipe.load("mxfp4").as_dict()
+    assert manifest["source"]["name"] == source.name
+    assert manifest["files"].keys() == {file.name for file in out.iterdir()} - {"mxq_manifest.json"}
+    assert manifest["bytes"] == sum(tensor.nbytes for tensor in read_all(out).values())
+    tensors = {name: header for headers in raw_headers(out).values() for name, header in headers.items()}
+    assert {name: (entry["dtype"], entry["shape"]) for name, entry in manifest["tensors"].items()} == {
+        name: (entry["dtype"], entry["shape"]) for name, entry in tensors.items()
+    }
+    card = (out / "README.md").read_text()
+    head = yaml.safe_load(card.split("---")[1])
+    assert "base_model" not in head  # a directory here is no address that others could follow
+    assert str(source.parent) not in card + (out / "mxq_manifest.json").read_text()
+    layers = [json.loads(line) for line in (out / "layers.jsonl").read_text().splitlines()]
+    assert f"| quantized | {len(layers)} matrices |" in card
+    assert f"lowest {min(layer['sqnr_db'] for layer in layers):.2f} dB" in card
+
+
+def test_a_conversion_is_repeatable_to_the_byte(source, tmp_path):
+    first, second = (convert(source, tmp_path / name) for name in ("first", "second"))
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def test_transformers_reads_tokenizer_and_config_of_the_output(source, tmp_path):
+    from transformers import AutoConfig, AutoTokenizer
+
+    out = convert(source, tmp_path / "out")
+    text = "What is 3 + 4?"
+    assert AutoTokenizer.from_pretrained(out).encode(text) == AutoTokenizer.from_pretrained(source).encode(text)
+    assert AutoConfig.from_pretrained(out).architectures == AutoConfig.from_pretrained(source).architectures
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_weight_with_a_number_that_is_none_is_refused_by_name_row_and_count(source, tmp_path, bad):
+    damaged = shutil.copytree(source, tmp_path / "source")
+    if "moe" in source.name:
+        tensor, row = (
+            "model.language_model.layers.1.mlp.experts.gate_up_proj",
+            2 * 512 + 256 + 40,
+        )  # expert 2, up, row 40
+        reason = rf"{tensor} \(\S+experts.2.up_proj\) holds 2 values .* the first in row 40"
+    else:
+        tensor, row = "model.language_model.layers.1.mlp.down_proj.weight", 40
+        reason = rf"{tensor} holds 2 values that are NaN or infinite, the first in row 40"
+
+    def edit(tensors):
+        rows = tensors[tensor].view(-1, tensors[tensor].shape[-1])
+        rows[row, 3] = bad
+        rows[row + 5, 200] = bad
+
+    rewrite(damaged, edit)
+    with pytest.raises(MxqError, match=reason):
+        convert(damaged, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_outputs_that_are_in_the_way_are_left_alone(dense_source, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name, reason in (("full", "is not empty"), ("file", "is a file"), ("none/out", "does not exist")):
+        with pytest.raises(UsageError, match=reason):
+            convert(dense_source, tmp_path / name)
+    assert (tmp_path / "full" / "mine.txt").read_text() == (tmp_path / "file").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]
+    (tmp_path / "empty").mkdir()
+    assert not verify(convert(dense_source, tmp_path / "empty"), dense_source, rows=0).problems
+
+
+def test_a_disk_without_room_is_noticed_before_anything_is_written(dense_source, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(MxqError, match=r"0.0 GB free, the output needs 0.0 GB"):
+        convert(dense_source, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_leaves_nothing(dense_source, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ShardWriter, "append", full)
+    with pytest.raises(MxqError, match="No space left on device"):
+        convert(dense_source, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sources_that_cannot_be_converted(dense_source, moe_source, tmp_path):
+    out = convert(dense_source, tmp_path / "out")
+    with pytest.raises(UsageError, match="is already quantized"):
+        convert(out, tmp_path / "again")
+    odd = "model.language_model.layers.0.mlp.down_proj.weight"
+    narrow = sparse_copy(dense_source, tmp_path / "narrow", {odd: [256, 500]})
+    with pytest.raises(UsageError, match=rf"{odd} BF16 \[256, 500\] .* has 500 columns, not a multiple of 32"):
+        convert(narrow, tmp_path / "out2")
+    shallow = shutil.copytree(dense_source, tmp_path / "shallow")
+    config = json.loads((shallow / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] = 8
+    (shallow / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"says 8 layers, the tensors are of 4"):
+        convert(shallow, tmp_path / "out2")
+    few = shutil.copytree(moe_source, tmp_path / "few")
+    rewrite(few, lambda tensors: tensors.pop("mtp.layers.0.mlp.experts.3.up_proj.weight"))
+    with pytest.raises(UsageError, match=r"says 4 experts, but mtp.layers.0.mlp.experts.3.up_proj is missing"):
+        convert(few, tmp_path / "out2")
+    assert not (tmp_path / "out2").exists()
+
+
+def test_shapes_that_aiter_does_not_like_are_noted(dense_source, tmp_path):
+    name = "model.language_model.layers.0.mlp.down_proj.weight"
+    narrow = sparse_copy(dense_source, tmp_path / "narrow", {name: [240, 96]})
+    assert plan(Checkpoint.open(dense_source), recipe.load("mxfp4")).lints == []
+    (lint,) = plan(Checkpoint.open(narrow), recipe.load("mxfp4")).lints
+    assert lint.startswith("model.language_model.layers.0.mlp.down_proj [240, 96]: AITER wants rows in multiples of 32")
+
+
+SPECS = st.lists(
+    st.tuples(st.sampled_from(["U8", "BF16", "F32"]), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=12
+)
+
+
+@given(SPECS, st.integers(1, 400))
+@settings(max_examples=100, deadline=None)
+def test_any_layout_of_shards_is_aligned_and_holds_everything_once(tmp_path_factory, specs, limit):
+    groups = [(TensorSpec(f"t{i}", dtype, tuple(shape)),) for i, (dtype, shape) in enumerate(specs)]
+    shards = layout(groups, limit)
+    assert sorted(tensor.name for shard in shards for tensor in shard.tensors) == sorted(g[0].name for g in groups)
+    directory = tmp_path_factory.mktemp("layout")
+    expected = {}
+    for shard in shards:
+        assert len(shard.groups) == 1 or sum(tensor.nbytes for tensor in shard.tensors) <= limit
+        with ShardWriter(directory, shard) as writer:
+            for tensor in reversed(shard.tensors):
+                data = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8)
+                expected[tensor.name] = data
+                for piece in data.split(5) if len(data) else [data]:
+                    writer.append(tensor.name, piece)
+    (directory / "config.json").write_text("{}")
+    for tensor in shard_tensors(directory, len(shards)):
+        assert tensor.start % {"U8": 1, "BF16": 2, "F32": 4}[tensor.dtype] == 0
+    for name, tensor in read_all(directory).items():
+        assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected[name])
+
+
+def shard_tensors(directory: Path, count: int):
+    from mxq.checkpoint.headers import read_header
+
+    files = sorted(directory.glob("*.safetensors"))
+    assert len(files) == count
+    return [tensor for file in files for tensor in read_header(file)[1].values()]
+
+
+def test_a_tensor_that_is_not_filled_exactly_is_a_defect(tmp_path):
+    (shard,) = layout([(TensorSpec("a", "U8", (4,)),)], 100)
+    with pytest.raises(ValueError, match="a not filled to the end"), ShardWriter(tmp_path, shard) as writer:
+        writer.append("a", torch.zeros(3, dtype=torch.uint8))
+    (tmp_path / shard.file).unlink()
+    with pytest.raises(ValueError, match="a is larger than its place"), ShardWriter(tmp_path, shard) as writer:
+        writer.append("a", torch.zeros(5, dtype=torch.uint8))

@@ -1,0 +1,343 @@
+"""Verification finds what is wrong: every defect here is planted, most with the manifest made to agree with it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import edit_json, read_all, reseal, rewrite
+
+from mxq.checkpoint import Checkpoint
+from mxq.convert import recipe
+from mxq.convert.plan import plan
+from mxq.convert.run import run
+from mxq.convert.verify import verify
+from mxq.errors import MxqError, UsageError
+
+DENSE = "model.language_model.layers.1."
+EXPERTS = "model.language_model.layers.2.mlp.experts"
+
+
+def convert(source: Path, out: Path, **options: object) -> Path:
+    run(plan(Checkpoint.open(source), recipe.load("mxfp4"), **options), out, str(source))
+    return out
+
+
+@pytest.fixture(scope="module")
+def dense(dense_source, tmp_path_factory) -> Path:
+    return convert(dense_source, tmp_path_factory.mktemp("converted") / "dense")
+
+
+@pytest.fixture(scope="module")
+def moe(moe_source, tmp_path_factory) -> Path:
+    return convert(moe_source, tmp_path_factory.mktemp("converted") / "moe")
+
+
+def defective(
+    original: Path,
+    directory: Path,
+    tensors: Callable[[dict[str, torch.Tensor]], object] | None = None,
+    config: Callable[[dict], object] | None = None,
+    seal: bool = True,
+) -> Path:
+    """A copy with a defect; its manifest agrees with it if ``seal``."""
+    path = shutil.copytree(original, directory / "defective")
+    if tensors is not None:
+        rewrite(path, tensors)
+    if config is not None:
+        edit_json(path / "config.json", lambda content: config(content["quantization_config"]))
+    if seal:
+        reseal(path)
+    return path
+
+
+def found(path: Path, source: Path | None = None) -> list[str]:
+    return [problem.what for problem in verify(path, source, rows=0).problems]
+
+
+@pytest.mark.parametrize("experts", ["per-expert", "fused"])
+@pytest.mark.parametrize("shards", [10**6, 10**10])
+def test_what_mxq_writes_has_no_problem(source, tmp_path, experts, shards):
+    out = convert(source, tmp_path / "out", experts=experts, max_shard_size=shards)
+    report = verify(out, source, rows=0)
+    assert report.problems == []
+    covered = {name: text for name, text, _ in report.checks}
+    matrices = 25 if source.name == "dense" else 48
+    rows = sum(json.loads(line)["shape"][0] for line in (out / "layers.jsonl").read_text().splitlines())
+    assert covered["source: codes"] == f"{rows} all rows of {matrices} matrices quantized again"
+    mtp = sum(name.startswith("mtp.") for name in read_all(source))
+    assert f"({mtp} of MTP, 21 of vision)" in covered["source: copies"]
+    assert reseal(out) is None
+    assert found(out, source) == []  # so that what is found in a resealed copy is the defect and not the seal
+
+
+def test_any_changed_byte_is_found_by_its_checksum(dense, tmp_path):
+    for name in ("model.safetensors", "tokenizer.json", "layers.jsonl", "README.md"):
+        path = shutil.copytree(dense, tmp_path / name)
+        content = bytearray((path / name).read_bytes())
+        content[-2] ^= 1
+        (path / name).write_bytes(content)
+        assert f"{name} changed after it was written: its sha256 is not that in the manifest" in found(path)
+
+
+def test_files_and_manifest_that_come_or_go(dense, tmp_path):
+    path = shutil.copytree(dense, tmp_path / "a")
+    (path / "pytorch_model.bin").write_bytes(b"")
+    (path / "generation_config.json").unlink()
+    assert found(path) == [
+        "pytorch_model.bin is not in mxq_manifest.json: it was added later",
+        "generation_config.json is missing",
+    ]
+    (path / "mxq_manifest.json").unlink()
+    assert found(path) == ["there is no mxq_manifest.json: it was not made by mxq, or not completely"]
+    for content in ("{}", '{"format": 1}', '{"format": 1, "files": [1], "tensors": {}}', "[", '{"format": 9}'):
+        (path / "mxq_manifest.json").write_text(content)
+        (problem,) = found(path)
+        assert "mxq_manifest.json" in problem
+
+
+def test_one_code_and_one_scale_are_found_by_quantizing_again(dense, dense_source, tmp_path):
+    def flip(tensors):
+        tensors[DENSE + "mlp.up_proj.weight"][300, 17] ^= 1
+        tensors[DENSE + "mlp.down_proj.weight_scale"][9, 3] += 1
+
+    path = defective(dense, tmp_path, flip)
+    assert found(path) == []  # sound in itself
+    assert found(path, dense_source) == [
+        f"{DENSE}mlp.down_proj row 9 is not what the source's row quantizes to",
+        f"{DENSE}mlp.up_proj row 300 is not what the source's row quantizes to",
+    ]
+
+
+def test_the_sample_moves_with_the_seed(dense, dense_source, tmp_path):
+    path = defective(dense, tmp_path, lambda tensors: tensors[DENSE + "mlp.up_proj.weight"][300:364].bitwise_xor_(1))
+    found_by = [bool(verify(path, dense_source, rows=16, seed=seed).problems) for seed in range(20)]
+    assert 0 < sum(found_by) < 10  # 79 of the 497 places where 16 rows fit touch the defect
+    assert verify(path, dense_source, rows=16, seed=found_by.index(True)).problems
+
+
+def test_experts_in_the_wrong_order_are_found(moe, moe_source, tmp_path):
+    def swap(tensors):
+        for suffix in ("weight", "weight_scale"):
+            gate, up = (f"{EXPERTS}.1.{projection}_proj.{suffix}" for projection in ("gate", "up"))
+            tensors[gate], tensors[up] = tensors[up], tensors[gate]
+
+    assert found(defective(moe, tmp_path, swap), moe_source) == [
+        f"{EXPERTS}.1.{projection}_proj row 0 is not what the source's row quantizes to"
+        for projection in ("gate", "up")
+    ]
+
+
+def test_copies_that_are_none_are_found(moe, moe_source, tmp_path):
+    def edit(tensors):
+        tensors["mtp.layers.0.mlp.experts.2.up_proj.weight"][5, 5] += 1
+        tensors["model.visual.pos_embed.weight"][0, 0] += 1
+        name = "model.language_model.layers.0.linear_attn.A_log"
+        tensors[name] = tensors[name].bfloat16()
+
+    problems = found(defective(moe, tmp_path, edit), moe_source)
+    assert problems == ["model.language_model.layers.0.linear_attn.A_log is BF16 [4], in the source F32 [4]"]
+    shutil.rmtree(tmp_path / "defective")
+
+    def less(tensors):
+        original = tensors["model.language_model.layers.0.linear_attn.A_log"]
+        edit(tensors)
+        tensors["model.language_model.layers.0.linear_attn.A_log"] = original
+
+    assert found(defective(moe, tmp_path, less), moe_source) == [
+        f"{name}, which is not quantized, is not the same bytes as in the source"
+        for name in ("model.visual.pos_embed.weight", "mtp.layers.0.mlp.experts.2.up_proj.weight")
+    ]
+
+
+def test_tensors_that_are_missing_or_too_many(dense, dense_source, tmp_path):
+    def edit(tensors):
+        del tensors["mtp.fc.weight"]
+        del tensors[DENSE + "mlp.up_proj.weight"], tensors[DENSE + "mlp.up_proj.weight_scale"]
+        tensors["model.extra.weight"] = torch.zeros(2, 2, dtype=torch.bfloat16)
+
+    assert found(defective(dense, tmp_path, edit), dense_source) == [
+        f"{DENSE}mlp.up_proj.weight of the source is missing",
+        "mtp.fc.weight of the source is missing",
+        "model.extra.weight is not in the source",
+        "model.extra is not in the source",
+    ]
+
+
+def test_codes_and_scales_that_do_not_belong_together(dense, tmp_path):
+    def edit(tensors):
+        del tensors[DENSE + "mlp.gate_proj.weight_scale"]
+        del tensors[DENSE + "mlp.up_proj.weight"]
+        scale = DENSE + "mlp.down_proj.weight_scale"
+        tensors[scale] = tensors[scale][:, :-1]
+        tensors[DENSE + "linear_attn.in_proj_z.weight"] = torch.zeros(256, 256, dtype=torch.bfloat16)
+
+    problems = found(defective(dense, tmp_path, edit))
+    assert f"{DENSE}mlp.gate_proj.weight is packed but {DENSE}mlp.gate_proj.weight_scale is missing" in problems
+    assert (
+        f"{DENSE}mlp.up_proj.weight_scale are the scales of {DENSE}mlp.up_proj.weight, which is not there" in problems
+    )
+    both = f"{DENSE}mlp.down_proj.weight [256, 256] and {DENSE}mlp.down_proj.weight_scale [256, 15]"
+    assert f"{both} are not codes and scales of one weight" in problems
+    assert f"{DENSE}linear_attn.in_proj_z.weight has scales but is BF16, not packed" in problems
+
+
+def test_scales_of_another_type_or_without_meaning(dense, tmp_path):
+    def edit(tensors):
+        name = DENSE + "mlp.up_proj.weight_scale"
+        tensors[name] = tensors[name].view(torch.float8_e8m0fnu)
+        tensors[DENSE + "mlp.down_proj.weight_scale"][255, 15] = 255
+
+    problems = found(defective(dense, tmp_path, edit))
+    assert f"{DENSE}mlp.up_proj.weight_scale is stored as F8_E8M0; vLLM reads scales right only as U8" in problems
+    assert f"{DENSE}mlp.down_proj.weight_scale holds scales that mean NaN" in problems
+
+
+def test_a_config_that_does_not_name_what_is_unquantized(moe, tmp_path):
+    """The defect of other converters: bf16 MTP experts that no entry names."""
+
+    def forget_experts(config):
+        config["exclude"] = [
+            e for e in config["exclude"] if "mtp.layers.0.mlp.experts" not in e and e != r"re:.*mtp\..*"
+        ]
+
+    problems = found(defective(moe, tmp_path, config=forget_experts))
+    assert len(problems) == 12
+    assert (
+        "mtp.layers.0.mlp.experts.0.gate_proj is not quantized, but no exclude entry says so: vLLM builds it as MXFP4"
+    ) in problems
+
+
+def test_globs_and_patterns_that_match_nothing_in_vllm(moe, tmp_path):
+    def globs(config):
+        config["exclude"] = [
+            "lm_head",
+            "*mtp*",
+            "model.visual.*",
+            "*linear_attn*",
+            "*self_attn*",
+            "*mlp.shared_expert*",
+        ]
+
+    problems = found(defective(moe, tmp_path, config=globs))
+    assert "the exclude entry '*mtp*' is a glob; vLLM matches exact names and re: patterns only" in problems
+    assert any(problem.startswith("mtp.fc is not quantized, but no exclude entry says so") for problem in problems)
+    assert any(problem.startswith("model.visual.blocks.0.attn.qkv is not quantized") for problem in problems)
+
+
+def test_a_config_that_calls_quantized_weights_unquantized(dense, tmp_path):
+    entry = "language_model.model.layers.1.mlp.gate_proj"
+    path = defective(dense, tmp_path, config=lambda config: config["exclude"].append(entry))
+    assert found(path) == [
+        f"{DENSE}mlp.gate_proj is quantized, but exclude tells vLLM that {entry} is not",
+        f"{DENSE}mlp.gate_up_proj is quantized in part; vLLM merges it and refuses",
+    ]
+
+
+def test_experts_silently_left_in_bf16(moe, moe_source, tmp_path):
+    """The defect of another converter: success reported, global MXFP4 in the config, no expert quantized."""
+
+    def put_back(tensors):
+        for name in [name for name in tensors if ".layers" in name and ".experts." in name and "mtp" not in name]:
+            del tensors[name]
+        tensors.update(
+            {n: t for n, t in read_all(moe_source).items() if n.endswith(("gate_up_proj", "experts.down_proj"))}
+        )
+
+    problems = found(defective(moe, tmp_path, put_back))
+    assert problems[0] == "quantization_config claims MXFP4, but no weight is quantized"
+    assert f"{EXPERTS}.0.down_proj is not quantized, but no exclude entry says so: vLLM builds it as MXFP4" in problems
+
+
+def test_kinds_of_tensors_that_engines_do_not_load_packed(dense, tmp_path):
+    def pack(tensors):
+        tensors["model.language_model.embed_tokens.weight"] = torch.zeros(512, 128, dtype=torch.uint8)
+        tensors["model.language_model.embed_tokens.weight_scale"] = torch.zeros(512, 8, dtype=torch.uint8)
+
+    assert found(defective(dense, tmp_path, pack)) == [
+        "model.language_model.embed_tokens (embedding) is quantized, and engines load that kind only unquantized"
+    ]
+
+
+def test_a_fused_group_stored_in_part(dense, dense_source, tmp_path):
+    def mix(tensors):
+        name = DENSE + "linear_attn.in_proj_z.weight"
+        tensors[name] = read_all(dense_source)[name]
+        del tensors[f"{name}_scale"]
+
+    path = defective(dense, tmp_path, mix, lambda config: config["exclude"].append(DENSE + "linear_attn.in_proj_z"))
+    assert found(path) == [f"{DENSE}linear_attn.in_proj_qkvz is quantized in part; vLLM merges it and refuses"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        (lambda config: config["quantization_config"].pop("export"), "quantization_config has no export"),
+        (lambda config: config["quantization_config"].pop("layer_type_quant_config"), "has no layer_type_quant_config"),
+        (lambda config: config.pop("quantization_config"), "has no quantization_config"),
+        (lambda config: config["quantization_config"].update(quant_method="awq"), "quantized with 'awq'"),
+    ],
+)
+def test_configs_that_engines_do_not_read(dense, tmp_path, edit, problem):
+    path = shutil.copytree(dense, tmp_path / "defective")
+    edit_json(path / "config.json", edit)
+    reseal(path)
+    assert any(problem in what for what in found(path))
+
+
+def test_files_that_engines_misread(dense_source, tmp_path):
+    out = convert(dense_source, tmp_path / "out", max_shard_size=10**6)
+    index = out / "model.safetensors.index.json"
+    edit_json(index, lambda content: content["metadata"].update(total_size=0))
+    (out / "model-00009-of-00009.safetensors").write_bytes(b"left over")
+    reseal_without = [what for what in found(out) if "manifest" not in what]
+    assert reseal_without[0].startswith("model-00009-of-00009.safetensors is not in the index")
+    assert reseal_without[1].startswith("model.safetensors.index.json claims a total_size of 0, the tensors have")
+    stale = shutil.copytree(convert(dense_source, tmp_path / "one"), tmp_path / "stale")
+    shutil.copy(index, stale / index.name)
+    (problem,) = found(stale)
+    assert "model-00001-of" in problem
+    assert "is missing" in problem
+
+
+def test_shards_without_the_format_that_transformers_wants(dense, tmp_path):
+    path = shutil.copytree(dense, tmp_path / "defective")
+    rewrite(path, lambda tensors: None, {"made by": "hand"})
+    reseal(path)
+    assert found(path) == [
+        "model.safetensors lacks the metadata format: pt, and transformers refuses to load such a file"
+    ]
+
+
+def test_config_and_files_that_differ_from_the_source(dense, dense_source, tmp_path):
+    path = shutil.copytree(dense, tmp_path / "defective")
+    edit_json(path / "config.json", lambda config: config["text_config"].update(rms_norm_eps=1e-5))
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    reseal(path)
+    assert found(path, dense_source) == [
+        "config.json differs from the source's in text_config",
+        "chat_template.jinja is not the same as in the source",
+    ]
+
+
+def test_another_source_is_not_taken_for_the_right_one(dense, tmp_path):
+    import tiny
+
+    other = tiny.write_target(tmp_path / "other", seed=1)
+    problems = found(dense, other)
+    assert any("quantizes to" in problem or "same bytes" in problem for problem in problems)
+
+
+def test_broken_files_are_problems_of_the_output_and_errors_of_the_source(dense, dense_source, tmp_path):
+    broken = shutil.copytree(dense, tmp_path / "broken")
+    file = broken / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    (problem,) = found(broken)
+    assert "is truncated" in problem
+    with pytest.raises(MxqError, match="is truncated") as error:
+        verify(dense, broken)
+    assert error.value.exit_code == 1
+    with pytest.raises(UsageError, match=r"holds no config\.json"):
+        verify(tmp_path)
