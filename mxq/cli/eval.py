@@ -62,8 +62,13 @@ Examples:
 @click.option("--device", default="cpu", show_default=True, help="torch's name of the device, such as cuda:0.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Run directory, new or to be continued.")
 @click.option("--show", type=click.Path(path_type=Path), metavar="RUN", help="Only print what a run directory says.")
+@click.option(
+    "--check-answers",
+    is_flag=True,
+    help="Count right answers where prompts have an answer or tests. Runs code that the models wrote.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def command(out: Path | None, show: Path | None, as_json: bool, **options: Any) -> None:
+def command(out: Path | None, show: Path | None, check_answers: bool, as_json: bool, **options: Any) -> None:
     """Run targets x methods x budgets x workloads into a run directory.
 
     Every arm gets the same prompts in the same order, one request at a time. Afterwards, acceptance lengths, survival
@@ -78,7 +83,7 @@ def command(out: Path | None, show: Path | None, as_json: bool, **options: Any) 
     else:
         assert out is not None
         run = measure(_request(**options), out)
-    _print(run, as_json)
+    _print(run, check_answers, as_json)
 
 
 def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **options: Any) -> "Request":
@@ -95,10 +100,10 @@ def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **
     return Request(targets=targets, workloads=workloads, sampling=sampling, **options)
 
 
-def _print(run: "Run", as_json: bool) -> None:
+def _print(run: "Run", check_answers: bool, as_json: bool) -> None:
     from mxq.report import summarise
 
-    summary = summarise(run)
+    summary = summarise(run, check_answers=check_answers)
     if as_json:
         click.echo(json.dumps(summary.as_json(), indent=2, ensure_ascii=False))
         return

@@ -11,7 +11,12 @@ from typing import Any
 from mxq.engines import Sampling
 from mxq.errors import MxqError
 from mxq.evaluate import Arm, Record, Run
+from mxq.progress import progress
+from mxq.report.answers import right
 from mxq.stats import Acceptance, Identity, Throughput, acceptance, identity, throughput
+from mxq.workloads import load
+
+Records = dict[tuple[Arm, str], Sequence[Record]]
 
 TARGETS = ("bf16", "mxfp4")
 
@@ -32,6 +37,7 @@ class CellSummary:
     ``acceptance`` is None for plain decoding and where no request had a verify pass. ``speedup_same_precision`` and
     ``speedup_bf16`` are this cell's tokens/s over those of plain decoding by the same target and by the bf16 target.
     ``identity`` compares greedy output with that of the same target's plain arm, None for that arm and when sampled.
+    ``right`` counts right answers among ``checked`` ones, those that have a reference; both 0 unless asked for.
     """
 
     arm: Arm
@@ -43,6 +49,8 @@ class CellSummary:
     speedup_same_precision: float | None
     speedup_bf16: float | None
     identity: Identity | None
+    right: int
+    checked: int
 
     @property
     def drafter_idle(self) -> bool:
@@ -106,9 +114,12 @@ class Summary:
         }
 
 
-def summarise(run: Run) -> Summary:
-    """Compute the summary of a run; raises MxqError when no prompt has been answered by all arms yet."""
-    records: dict[tuple[Arm, str], Sequence[Record]] = {}
+def summarise(run: Run, *, check_answers: bool = False) -> Summary:
+    """Compute the summary of a run; raises MxqError when no prompt has been answered by all arms yet.
+
+    ``check_answers`` runs code that the models wrote, see :mod:`mxq.report.answers`.
+    """
+    records: Records = {}
     prompts: dict[str, tuple[int, int]] = {}
     for workload, total in run.prompts.items():
         cells = [cell for cell in run.cells if cell.workload == workload]
@@ -118,13 +129,14 @@ def summarise(run: Run) -> Summary:
     if not records:
         raise MxqError(f"{run.path}: no prompt has been answered by all arms yet", "let `mxq eval` run on")
     greedy = Sampling(**run.info["definition"]["sampling"]).greedy
-    summaries = tuple(_summarise_cell(arm, workload, records, greedy) for arm, workload in records)
+    verdicts = _verdicts(run, records) if check_answers else {}
+    summaries = tuple(
+        _summarise_cell(arm, workload, records, greedy, verdicts.get((arm, workload), ())) for arm, workload in records
+    )
     return Summary(run, prompts, summaries)
 
 
-def _summarise_cell(
-    arm: Arm, workload: str, records: dict[tuple[Arm, str], Sequence[Record]], greedy: bool
-) -> CellSummary:
+def _summarise_cell(arm: Arm, workload: str, records: Records, greedy: bool, verdicts: Sequence[bool]) -> CellSummary:
     mine = records[arm, workload]
     plain = records.get((Arm(arm.target, "ar"), workload))
     plain_bf16 = records.get((Arm("bf16", "ar"), workload))
@@ -142,7 +154,24 @@ def _summarise_cell(
         identity=identity([record.token_ids for record in mine], [record.token_ids for record in plain])
         if plain and speculative and greedy
         else None,
+        right=sum(verdicts),
+        checked=len(verdicts),
     )
+
+
+def _verdicts(run: Run, records: Records) -> dict[tuple[Arm, str], list[bool]]:
+    """Judge every answer that has a reference."""
+    found: dict[tuple[Arm, str], list[bool]] = {}
+    prompts = {name: load(str(run.path / "workloads" / f"{name}.jsonl")).prompts for name in run.prompts}
+    with progress("checking answers", sum(map(len, records.values())), "answers") as advance:
+        for (arm, workload), answers in records.items():
+            judged = found[arm, workload] = []
+            for prompt, record in zip(prompts[workload], answers, strict=False):
+                verdict = right(prompt, record.text)
+                if verdict is not None:
+                    judged.append(verdict)
+                advance(1)
+    return found
 
 
 def _throughput(records: Sequence[Record]) -> Throughput:

@@ -37,6 +37,8 @@ def _tables(summary: Summary, width: int) -> Iterator[tuple[str, Table]]:
     if any(cell.identity for cell in summary.cells):
         title = "Greedy answers identical, token by token, to plain decoding of the same target"
         yield title, identity_table(summary)
+    if any(cell.checked for cell in summary.cells):
+        yield "Right answers, of those that have a reference", answers_table(summary)
 
 
 def acceptance_table(summary: Summary, width: int) -> Table:
@@ -132,6 +134,19 @@ def identity_table(summary: Summary) -> Table:
             row.append(f"{sum(i.identical for i in found)}/{sum(i.requests for i in found)}")
             row.append(_positions([position for i in found for position in i.first_differences]))
         table.add_row(*row)
+    return table
+
+
+def answers_table(summary: Summary) -> Table:
+    """Return how many answers were right, by workload and configuration."""
+    table = _table()
+    _row_headers(table)
+    for target in summary.targets:
+        table.add_column(target, justify="right")
+    for workload, configuration, cells in _rows(summary, ("ar", *summary.configurations)):
+        if any(cell and cell.checked for cell in cells):
+            found = [f"{c.right}/{c.checked} ({c.right / c.checked:.0%})" if c and c.checked else "-" for c in cells]
+            table.add_row(workload, configuration, *found)
     return table
 
 
