@@ -171,6 +171,13 @@ def test_a_model_that_cannot_think_says_so(models: Path, tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
+def test_a_budget_beyond_the_drafters_block_is_warned_about(models: Path, tmp_path: Path) -> None:
+    result = mxq(*arguments(models, tmp_path / "run", "-k", 20))
+    assert result.exit_code == 0, result.output
+    assert "warning: 20 speculative tokens" in result.stderr
+    assert "trained to draft 15" in result.stderr
+
+
 def test_a_finished_run_is_only_shown_again(models: Path, finished: tuple[Path, Result]) -> None:
     out, first = finished
     again = mxq(*arguments(models, out, "--spec", "dflash", "--spec", "mtp"))
