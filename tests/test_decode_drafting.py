@@ -17,7 +17,7 @@ from mxq.decode.target import Pass, Target
 from mxq.errors import MxqError, UsageError
 
 IDS = torch.randint(0, 500, (60,), generator=torch.Generator().manual_seed(3))
-CLOSE = {"rtol": 1e-3, "atol": 1e-4}
+CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
 WARM = decode.Sampling(temperature=1.0)
 
 
@@ -43,7 +43,7 @@ def observed(drafter: decode.Drafter, target: Target, ids: Tensor, *, pieces: tu
 def test_dflash_equals_a_plain_recomputation(tiny_models: Models, target: Target, k: int) -> None:
     drafter = decode.load_drafter(tiny_models.drafter, target, "dflash")
     assert isinstance(drafter, DFlashDrafter)
-    model = drafter.model
+    model: Any = drafter.model
     session = observed(drafter, target, IDS, pieces=(33, 34, 50))
     first = session.propose(IDS[-1:], k)
     again = session.propose(IDS[-1:], k)
@@ -272,7 +272,7 @@ def test_more_drafts_than_the_block_is_said_once(
     small = tiny.write_drafter(tmp_path / "small", dense_models.target, block_size=4)
     assert json.loads((small / "config.json").read_text())["block_size"] == 4
     drafter = decode.load_drafter(small, dense_target, "dflash")
-    run = {"drafter": drafter, "max_new_tokens": 2}
+    run: dict[str, Any] = {"drafter": drafter, "max_new_tokens": 2}
     decode.generate(dense_target, [1, 2, 3], num_speculative_tokens=3, **run)
     assert capsys.readouterr().err == ""
     decode.generate(dense_target, [1, 2, 3], num_speculative_tokens=4, **run)

@@ -13,7 +13,7 @@ from mxq.errors import MxqError, UsageError
 from mxq.formats.mxfp4 import dequantize, quantize
 
 IDS = torch.randint(0, 500, (150,), generator=torch.Generator().manual_seed(7))
-CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # float32 sums in another order, through four layers
+CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 2e-4}  # float32 sums in another order, through four layers
 
 
 def logits_and_hidden(model: Any, ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:

@@ -54,13 +54,13 @@ class _Clock:
     """Adds up the time of two kinds of work; on a GPU it waits for the work to end."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._started = time.perf_counter()
         self.target_s = self.draft_s = 0.0
 
     def elapsed(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         return time.perf_counter() - self._started
 
     @contextmanager
@@ -90,10 +90,11 @@ def generate(
 ) -> Generation:
     """Continue one prompt, autoregressively or, with a ``drafter``, by verifying ``num_speculative_tokens`` at a time.
 
-    The output's distribution does not depend on the drafter: greedy output is the same up to rounding between passes of
-    different length. ``generator`` (on the target's device) makes sampled output repeatable. The output ends with the
-    first of ``eos_token_ids``, after ``max_new_tokens``, or where the model's longest sequence ends. Raises UsageError
-    for a request that cannot be run.
+    The output's distribution does not depend on the drafter, and greedy output only where two tokens are so nearly
+    equal that passes of different length round differently. (MXFP4 activations make that likelier: a value beside a
+    rounding boundary moves by a whole step.) ``generator``, on the target's device, makes sampled output repeatable.
+    The output ends with the first of ``eos_token_ids``, after ``max_new_tokens``, or where the model's longest sequence
+    ends. Raises UsageError for a request that cannot be run.
     """
     k = num_speculative_tokens
     _check(target, prompt_ids, drafter, k, max_new_tokens)

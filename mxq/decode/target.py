@@ -155,8 +155,8 @@ def load_target(path: Path, *, dtype: torch.dtype = torch.bfloat16, device: str 
     device = torch.device(device)
     model = _empty_text_model(checkpoint)
     placer = Placer(checkpoint, dtype, device)
-    text = "model.language_model." if "model.language_model.norm.weight" in checkpoint.tensors else "model."
-    placer.fill(model, text)
+    multimodal = any(name.startswith("model.language_model.") for name in checkpoint.tensors)
+    placer.fill(model, "model.language_model." if multimodal else "model.")
     if _tied(checkpoint.config):
         lm_head = model.embed_tokens.weight
         placer.used.add("lm_head.weight")
