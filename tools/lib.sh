@@ -15,6 +15,11 @@ die() {
   exit 1
 }
 
+# The testbed's matrices are so small that a second thread costs more than it does, and ten times more on a busy machine.
+use_one_thread() {
+  export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+}
+
 find_python() {
   local candidate candidates=(python3 python3.14 python3.13 python3.12 python3.11)
   [[ -z "${PYTHON:-}" ]] || candidates=("$PYTHON")

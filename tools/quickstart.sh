@@ -18,6 +18,7 @@ run() {
 
 install_mxq plot
 export PATH="$VENV/bin:$PATH"
+use_one_thread
 mkdir -p "$out"
 
 say "1/3 Convert testbed:dense to MXFP4"

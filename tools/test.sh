@@ -17,6 +17,7 @@ fi
 
 install_mxq dev
 export PATH="$VENV/bin:$PATH" HF_HUB_OFFLINE=1
+use_one_thread
 
 failed=()
 check() {
