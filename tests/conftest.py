@@ -23,7 +23,7 @@ def tiny_models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     """A random target of each kind with a random drafter."""
     root = tmp_path_factory.mktemp(f"tiny-{request.param}")
     target = tiny.write_target(root / "target", moe=request.param == "moe")
-    return Models(target, tiny.write_drafter(root / "drafter", target))
+    return Models(target, tiny.write_drafter(root / "drafter", target, layers=2))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def dense_models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """A random dense target and drafter, for what does not depend on the kind."""
     root = tmp_path_factory.mktemp("tiny")
     target = tiny.write_target(root / "target")
-    return Models(target, tiny.write_drafter(root / "drafter", target))
+    return Models(target, tiny.write_drafter(root / "drafter", target, layers=2))
 
 
 @pytest.fixture(scope="session")
