@@ -237,3 +237,11 @@ def test_a_config_no_model_can_be_built_from(dense_models: Models, tmp_path: Any
     directory = rewrite(dense_models.target, tmp_path / "m", lambda t: None, lambda c: c["text_config"].update(values))
     with pytest.raises(MxqError, match=r"config\.json"):
         decode.load_target(directory)
+
+
+def test_more_layers_than_tensors_are_not_built(dense_models: Models, tmp_path: Any) -> None:
+    def config(values: dict[str, Any]) -> None:
+        values["text_config"].update(num_hidden_layers=10**5, layer_types=["full_attention"] * 10**5)
+
+    with pytest.raises(MxqError, match="100000 layers, but the checkpoint holds"):
+        decode.load_target(rewrite(dense_models.target, tmp_path / "m", lambda tensors: None, config))

@@ -16,7 +16,7 @@ from torch import Tensor
 from mxq.checkpoint import Checkpoint
 from mxq.decode.cache import KeyValueCache, causal_mask
 from mxq.decode.dflash import DFlashConfig, DFlashModel
-from mxq.decode.loading import Placer, refuse_unused
+from mxq.decode.loading import Placer, check_layer_count, refuse_unused
 from mxq.decode.mtp import MTPModel
 from mxq.decode.sampling import Sampling, choose
 from mxq.decode.target import Pass, Target
@@ -225,6 +225,7 @@ def _load_dflash(path: Path, target: Target) -> DFlashDrafter:
     except (AttributeError, TypeError, ValueError) as error:
         raise MxqError(f"{where}: {error}", "correct the drafter's configuration") from None
     _check_fits(config, target, where)
+    check_layer_count(checkpoint, config.num_hidden_layers)
     with torch.device("meta"):
         model = DFlashModel(config)
     placer = Placer(checkpoint, target.dtype, target.device)

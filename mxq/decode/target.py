@@ -19,7 +19,7 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig, Qwen3_5MoeText
 from mxq.checkpoint import Checkpoint
 from mxq.decode.cache import KeyValueCache, causal_mask
 from mxq.decode.gdn import GatedDeltaState, Update, read_block, read_prompt
-from mxq.decode.loading import Placer, refuse_unused
+from mxq.decode.loading import Placer, check_layer_count, refuse_unused
 from mxq.errors import MxqError
 from mxq.models import qwen35
 
@@ -178,8 +178,11 @@ def _empty_text_model(checkpoint: Checkpoint) -> Any:
     )
     try:
         config = config_class.from_dict(copy.deepcopy(qwen35.text_config(checkpoint.config)))
+        check_layer_count(checkpoint, config.num_hidden_layers)
         with torch.device("meta"):
             return model_class._from_config(config, attn_implementation="sdpa")
+    except MxqError:
+        raise
     except Exception as error:  # whatever transformers' own checks and the arithmetic on hostile values raise
         raise MxqError(f"{where}: no model can be built from it: {error}", "correct the text model's values") from error
 
