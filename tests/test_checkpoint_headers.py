@@ -1,6 +1,8 @@
 """Headers are believed only as far as the file bears them out."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +18,14 @@ ENTRY = {"dtype": "BF16", "shape": [2, 4], "data_offsets": [0, 16]}
 DATA = bytes(range(16))
 
 
-def refused(file, match):
+def refused(file: Path, match: str) -> None:
     with pytest.raises(MxqError, match=match) as error:
         read_header(file)
     assert str(file) in error.value.message
     assert error.value.exit_code == 1
 
 
-def test_what_the_library_writes_is_read(tmp_path):
+def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
     tensors = {
         "a": torch.zeros(3, 5, dtype=torch.bfloat16),
         "b": torch.zeros((), dtype=torch.float32),
@@ -39,18 +41,18 @@ def test_what_the_library_writes_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 5, 8, 40])
-def test_a_file_cut_short_is_called_truncated(tmp_path, kept):
+def test_a_file_cut_short_is_called_truncated(tmp_path: Path, kept: int) -> None:
     file = write_safetensors(tmp_path / "x.safetensors", {"a": ENTRY}, DATA)
     file.write_bytes(file.read_bytes()[:kept])
     refused(file, "truncated")
 
 
-def test_data_cut_short_is_called_truncated_and_data_too_long_is_not(tmp_path):
+def test_data_cut_short_is_called_truncated_and_data_too_long_is_not(tmp_path: Path) -> None:
     refused(write_safetensors(tmp_path / "short", {"a": ENTRY}, DATA[:-1]), "truncated: it has .* its header claims")
     refused(write_safetensors(tmp_path / "long", {"a": ENTRY}, DATA + b"x"), "not a valid safetensors file: it has")
 
 
-def test_a_header_longer_than_the_file_or_the_format_allows_is_not_read(tmp_path):
+def test_a_header_longer_than_the_file_or_the_format_allows_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     for claimed in (1 << 63, (1 << 64) - 1, 1 << 40):
         file.write_bytes(claimed.to_bytes(8, "little") + b"{}")
@@ -80,11 +82,11 @@ def test_a_header_longer_than_the_file_or_the_format_allows_is_not_read(tmp_path
         ({"extra": 1}, "is not dtype, shape and data_offsets"),
     ],
 )
-def test_an_entry_that_lies_is_refused(tmp_path, change, reason):
+def test_an_entry_that_lies_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     refused(write_safetensors(tmp_path / "x.safetensors", {"a": ENTRY | change}, DATA), reason)
 
 
-def test_overlaps_gaps_and_missing_fields_are_refused(tmp_path):
+def test_overlaps_gaps_and_missing_fields_are_refused(tmp_path: Path) -> None:
     second = {"dtype": "U8", "shape": [4], "data_offsets": [12, 16]}
     refused(write_safetensors(tmp_path / "overlap", {"a": ENTRY, "b": second}, DATA), "tensor b at byte .* overlaps")
     later = {"dtype": "U8", "shape": [4], "data_offsets": [20, 24]}
@@ -107,17 +109,19 @@ def test_overlaps_gaps_and_missing_fields_are_refused(tmp_path):
     ],
     ids=["list", "cut", "nan", "utf8", "deep", "metadata-number", "metadata-list", "twice"],
 )
-def test_a_header_that_is_not_a_table_of_tensors_is_refused(tmp_path, text):
+def test_a_header_that_is_not_a_table_of_tensors_is_refused(tmp_path: Path, text: bytes) -> None:
     refused(write_safetensors(tmp_path / "x.safetensors", text), "x.safetensors")
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     refused(tmp_path / "model-00002-of-00003.safetensors", "is missing")
 
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_no_mutation_of_a_header_is_read_as_something_outside_the_file(tmp_path_factory, data):
+def test_no_mutation_of_a_header_is_read_as_something_outside_the_file(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """Any byte of a sound file changed, dropped or doubled: a clear refusal, or tensors that lie in the file."""
     sound = {"__metadata__": {"format": "pt"}, "a": ENTRY, "b": {"dtype": "U8", "shape": [4], "data_offsets": [16, 20]}}
     file = write_safetensors(tmp_path_factory.getbasetemp() / "mutated.safetensors", sound, DATA + bytes(4))

@@ -16,7 +16,7 @@ from mxq.errors import MxqError, UsageError
 
 
 @pytest.fixture
-def sharded(tmp_path) -> Path:
+def sharded(tmp_path: Path) -> Path:
     """Two shards and an index."""
     tensors = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(64, dtype=torch.uint8), "c": torch.ones(2, 2, 32)}
     save_file({"a": tensors["a"]}, tmp_path / "model-00001-of-00002.safetensors", {"format": "pt"})
@@ -27,7 +27,7 @@ def sharded(tmp_path) -> Path:
     return tmp_path
 
 
-def test_every_tensor_and_any_rows_of_it_are_read_as_the_library_reads_them(source):
+def test_every_tensor_and_any_rows_of_it_are_read_as_the_library_reads_them(source: Path) -> None:
     checkpoint = Checkpoint.open(source)
     expected = read_all(source)
     assert checkpoint.tensors.keys() == expected.keys()
@@ -45,7 +45,7 @@ def test_every_tensor_and_any_rows_of_it_are_read_as_the_library_reads_them(sour
                 checkpoint.read_rows(name, 0, len(rows) + 1)
 
 
-def test_shards_are_found_through_the_index(sharded):
+def test_shards_are_found_through_the_index(sharded: Path) -> None:
     checkpoint = Checkpoint.open(sharded)
     assert torch.equal(checkpoint.read("b"), torch.arange(64, dtype=torch.uint8))
     assert checkpoint.tensors["c"].shape == (2, 2, 32)
@@ -53,13 +53,13 @@ def test_shards_are_found_through_the_index(sharded):
         checkpoint.read("d")
 
 
-def test_a_shard_that_the_index_names_but_is_missing(sharded):
+def test_a_shard_that_the_index_names_but_is_missing(sharded: Path) -> None:
     (sharded / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(MxqError, match=r"model-00002-of-00002.safetensors is missing; download"):
         Checkpoint.open(sharded)
 
 
-def test_an_index_and_shards_that_disagree(sharded):
+def test_an_index_and_shards_that_disagree(sharded: Path) -> None:
     edit_json(sharded / INDEX, lambda index: index["weight_map"].update(d="model-00001-of-00002.safetensors"))
     with pytest.raises(MxqError, match="holds tensor d, but it does not"):
         Checkpoint.open(sharded)
@@ -68,14 +68,14 @@ def test_an_index_and_shards_that_disagree(sharded):
         Checkpoint.open(sharded)
 
 
-def test_a_tensor_in_two_shards(sharded):
+def test_a_tensor_in_two_shards(sharded: Path) -> None:
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, sharded / "model-00001-of-00002.safetensors")
     with pytest.raises(MxqError, match="tensor b is in model-00001"):
         Checkpoint.open(sharded)
 
 
 @pytest.mark.parametrize("content", ['{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {}}', "{}", "["])
-def test_an_index_that_is_none(sharded, content):
+def test_an_index_that_is_none(sharded: Path, content: str) -> None:
     (sharded / INDEX).write_text(content)
     with pytest.raises(MxqError, match=r"index\.json"):
         Checkpoint.open(sharded)
@@ -84,14 +84,16 @@ def test_an_index_that_is_none(sharded, content):
 @pytest.mark.parametrize(
     "name", ["../secret.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\\b", "a\0b"]
 )
-def test_an_index_that_leads_out_of_its_directory(sharded, name):
+def test_an_index_that_leads_out_of_its_directory(sharded: Path, name: str) -> None:
     (sharded.parent / "secret.safetensors").write_bytes(b"")
     edit_json(sharded / INDEX, lambda index: index["weight_map"].update(a=name))
     with pytest.raises(MxqError, match="leads out of the checkpoint's directory"):
         Checkpoint.open(sharded)
 
 
-def test_links_are_followed_inside_the_checkpoint_and_the_hub_cache_and_nowhere_else(sharded, tmp_path_factory):
+def test_links_are_followed_inside_the_checkpoint_and_the_hub_cache_and_nowhere_else(
+    sharded: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shard = sharded / "model-00001-of-00002.safetensors"
     shutil.move(shard, elsewhere / "shard")
@@ -113,7 +115,7 @@ def test_links_are_followed_inside_the_checkpoint_and_the_hub_cache_and_nowhere_
     assert torch.equal(Checkpoint.open(snapshot).read("a"), torch.arange(12.0).view(3, 4))
 
 
-def test_a_file_that_became_shorter_after_it_was_opened(sharded):
+def test_a_file_that_became_shorter_after_it_was_opened(sharded: Path) -> None:
     checkpoint = Checkpoint.open(sharded)
     file = checkpoint.tensors["b"].file
     file.write_bytes(file.read_bytes()[:-1])
@@ -121,7 +123,7 @@ def test_a_file_that_became_shorter_after_it_was_opened(sharded):
         checkpoint.read("b")
 
 
-def test_directories_that_are_no_checkpoint(tmp_path):
+def test_directories_that_are_no_checkpoint(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "none", "is not a directory"), (tmp_path, "holds no config.json")):
         with pytest.raises(UsageError, match=reason):
             resolve(str(path))
@@ -133,7 +135,7 @@ def test_directories_that_are_no_checkpoint(tmp_path):
         resolve(str(tmp_path))
 
 
-def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
+def test_a_pickle_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3_5ForConditionalGeneration"]}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"cposix\nmkdir\n(S'exploded'\ntR.")  # opening it makes a directory
@@ -144,7 +146,7 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
     assert not Path("exploded").exists()
 
 
-def test_specs_that_name_a_testbed_or_a_model_on_the_hub(monkeypatch, dense_source):
+def test_specs_that_name_a_testbed_or_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch, dense_source: Path) -> None:
     monkeypatch.setattr(testbed, "path", lambda spec: dense_source)
     assert resolve("testbed:dense") == dense_source
 
@@ -152,7 +154,7 @@ def test_specs_that_name_a_testbed_or_a_model_on_the_hub(monkeypatch, dense_sour
 
     asked = []
 
-    def download(repository, allow_patterns):
+    def download(repository: str, allow_patterns: list[str]) -> str:
         asked.append((repository, allow_patterns))
         return str(dense_source)
 
@@ -163,11 +165,11 @@ def test_specs_that_name_a_testbed_or_a_model_on_the_hub(monkeypatch, dense_sour
     assert not any("bin" in pattern or ".py" in pattern for pattern in asked[0][1])
 
 
-def test_a_model_that_the_hub_does_not_give(monkeypatch):
+def test_a_model_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def offline(repository, allow_patterns):
+    def offline(repository: str, allow_patterns: list[str]) -> None:
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)

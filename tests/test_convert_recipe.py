@@ -1,6 +1,7 @@
 """Recipes: those that come with mxq, and mistakes in one's own, each an error in words before a byte is written."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ def written(tmp_path: Path, content: object) -> str:
     return str(file)
 
 
-def changed(family: str = "qwen3_5", **sections: list[str]) -> dict:
+def changed(sections: dict[str, list[str]], family: str = "qwen3_5") -> dict[str, Any]:
     """The recipe mxfp4 with sections of one family replaced."""
     return MXFP4 | {"rules": {family: MXFP4["rules"][family] | sections}}
 
@@ -30,7 +31,7 @@ def without(section: str, pattern: str) -> list[str]:
     return kept
 
 
-def test_the_catalogue_lists_every_recipe():
+def test_the_catalogue_lists_every_recipe() -> None:
     catalogue = (recipe.directory() / "README.md").read_text()
     assert len(recipe.names()) >= 3
     for name in recipe.names():
@@ -39,7 +40,7 @@ def test_the_catalogue_lists_every_recipe():
         assert f"| `{name}` |" in catalogue
 
 
-def test_the_default_quantizes_what_the_published_checkpoints_do(source):
+def test_the_default_quantizes_what_the_published_checkpoints_do(source: Path) -> None:
     planned = plan(Checkpoint.open(source), recipe.load("mxfp4"))
     quantized = {piece.module.split(".", 4)[-1] for group in planned.groups.values() for piece in group.pieces}
     if planned.family == "qwen3_5":
@@ -53,7 +54,7 @@ def test_the_default_quantizes_what_the_published_checkpoints_do(source):
     assert not any(name.startswith(("mtp.", "model.visual.", "lm_head")) for name in planned.groups if "_scale" in name)
 
 
-def test_variants_differ_where_they_say(moe_source):
+def test_variants_differ_where_they_say(moe_source: Path) -> None:
     source = Checkpoint.open(moe_source)
     weight_only, shared = recipe.load("mxfp4-weight-only"), recipe.load("mxfp4-shared-expert")
     assert (weight_only.weight_only, shared.weight_only) == (True, False)
@@ -64,7 +65,7 @@ def test_variants_differ_where_they_say(moe_source):
     assert all(".mlp.shared_expert." in name for name in more - base)
 
 
-def test_what_a_recipe_extends_is_replaced_by_family(tmp_path):
+def test_what_a_recipe_extends_is_replaced_by_family(tmp_path: Path) -> None:
     loaded = recipe.load(
         written(
             tmp_path,
@@ -97,7 +98,7 @@ def test_what_a_recipe_extends_is_replaced_by_family(tmp_path):
         ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],
 )
-def test_mistakes_in_a_file(tmp_path, content, reason):
+def test_mistakes_in_a_file(tmp_path: Path, content: object, reason: str) -> None:
     file = written(tmp_path, content)
     with pytest.raises(UsageError, match=reason) as error:
         recipe.load(file)
@@ -105,7 +106,7 @@ def test_mistakes_in_a_file(tmp_path, content, reason):
     assert "\n" not in str(error.value)
 
 
-def test_recipes_that_do_not_exist(tmp_path):
+def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no recipe 'mxfp4-weightonly'; did you mean mxfp4-weight-only\?"):
         recipe.load("mxfp4-weightonly")
     with pytest.raises(UsageError, match=r"none.yaml cannot be read: No such file"):
@@ -167,13 +168,15 @@ def test_recipes_that_do_not_exist(tmp_path):
     ],
     ids=["unnamed", "keep-nothing", "quantize-nothing", "both", "split-qkv", "split-gate-up", "conv1d", "lm_head"],
 )
-def test_recipes_that_do_not_fit_the_checkpoint(tmp_path, dense_source, sections, reason):
-    loaded = recipe.load(written(tmp_path, changed(**sections)))
+def test_recipes_that_do_not_fit_the_checkpoint(
+    tmp_path: Path, dense_source: Path, sections: dict[str, list[str]], reason: str
+) -> None:
+    loaded = recipe.load(written(tmp_path, changed(sections)))
     with pytest.raises(UsageError, match=reason):
         plan(Checkpoint.open(dense_source), loaded)
 
 
-def test_experts_quantized_in_part(tmp_path, moe_source):
+def test_experts_quantized_in_part(tmp_path: Path, moe_source: Path) -> None:
     source = Checkpoint.open(moe_source)
     keep = MXFP4["rules"]["qwen3_5_moe"]["keep"]
     for rules, reason in (
@@ -186,8 +189,8 @@ def test_experts_quantized_in_part(tmp_path, moe_source):
             "engines load both as one .*mlp.experts",
         ),
     ):
-        loaded = recipe.load(written(tmp_path, changed("qwen3_5_moe", **rules)))
+        loaded = recipe.load(written(tmp_path, changed(rules, "qwen3_5_moe")))
         with pytest.raises(UsageError, match=reason):
             plan(source, loaded)
     with pytest.raises(UsageError, match="has no rules for qwen3_5_moe"):
-        plan(source, recipe.load(written(tmp_path, changed())))
+        plan(source, recipe.load(written(tmp_path, changed({}))))

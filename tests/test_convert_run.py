@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 import torch
 import vllm_matching as vllm
 import yaml
-from checkpoints import metadata, raw_headers, read_all, rewrite, sparse_copy
+from checkpoints import Tensors, metadata, raw_headers, read_all, rewrite, sparse_copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mxq.checkpoint import Checkpoint
+from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.checkpoint.writer import ShardWriter, TensorSpec, layout
 from mxq.convert import recipe
 from mxq.convert.plan import plan
@@ -26,7 +27,7 @@ from mxq.errors import MxqError, UsageError
 VECTORS = Path(__file__).parent / "data" / "quark_mxfp4_even.npz"
 
 
-def convert(source: Path, out: Path, name: str = "mxfp4", **options: object) -> Path:
+def convert(source: Path, out: Path, name: str = "mxfp4", **options: Any) -> Path:
     run(plan(Checkpoint.open(source), recipe.load(name), **options), out, str(source))
     return out
 
@@ -47,7 +48,7 @@ def decoded(packed: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
     return elements * np.repeat(scale.numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float64), 32, axis=1)
 
 
-def test_a_dense_weight_gets_quarks_bytes(dense_source, tmp_path):
+def test_a_dense_weight_gets_quarks_bytes(dense_source: Path, tmp_path: Path) -> None:
     source = shutil.copytree(dense_source, tmp_path / "source")
     values, codes, scales = ordinary_blocks()
     name = "model.language_model.layers.1.mlp.down_proj"  # [256, 512]: 4096 blocks
@@ -59,7 +60,7 @@ def test_a_dense_weight_gets_quarks_bytes(dense_source, tmp_path):
 
 
 @pytest.mark.parametrize("experts", ["per-expert", "fused"])
-def test_experts_stored_fused_get_quarks_bytes_in_either_form(moe_source, tmp_path, experts):
+def test_experts_stored_fused_get_quarks_bytes_in_either_form(moe_source: Path, tmp_path: Path, experts: str) -> None:
     source = shutil.copytree(moe_source, tmp_path / "source")
     values, codes, scales = ordinary_blocks()
     block = "model.language_model.layers.2.mlp.experts"
@@ -85,10 +86,10 @@ def test_experts_stored_fused_get_quarks_bytes_in_either_form(moe_source, tmp_pa
                 np.testing.assert_array_equal(written[f"{weight}_scale"].numpy(), scale[expert, span])
 
 
-def test_a_source_stored_per_expert_converts_to_the_same_as_one_stored_fused(moe_source, tmp_path):
+def test_a_source_stored_per_expert_converts_to_the_same_as_one_stored_fused(moe_source: Path, tmp_path: Path) -> None:
     split = shutil.copytree(moe_source, tmp_path / "split")
 
-    def take_apart(tensors):
+    def take_apart(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
             fused, block = tensors.pop(name), name.rpartition(".")[0]
             for expert, weight in enumerate(fused):
@@ -104,7 +105,7 @@ def test_a_source_stored_per_expert_converts_to_the_same_as_one_stored_fused(moe
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_everything_else_is_the_same_bytes(source, tmp_path):
+def test_everything_else_is_the_same_bytes(source: Path, tmp_path: Path) -> None:
     out = convert(source, tmp_path / "out")
     before, after = read_all(source), read_all(out)
     kept = before.keys() & after.keys() - {name for name in after if f"{name}_scale" in after}
@@ -122,7 +123,7 @@ def test_everything_else_is_the_same_bytes(source, tmp_path):
     assert config == expected
 
 
-def test_shards_and_index(source, tmp_path):
+def test_shards_and_index(source: Path, tmp_path: Path) -> None:
     out = convert(source, tmp_path / "out", max_shard_size=1_000_000)
     whole = read_all(convert(source, tmp_path / "whole"))
     assert not (tmp_path / "whole" / "model.safetensors.index.json").exists()
@@ -141,7 +142,7 @@ def test_shards_and_index(source, tmp_path):
         assert (out / file).stat().st_mode & 0o777 == 0o644
 
 
-def test_the_error_of_every_matrix_is_what_numpy_computes(source, tmp_path):
+def test_the_error_of_every_matrix_is_what_numpy_computes(source: Path, tmp_path: Path) -> None:
     out = convert(source, tmp_path / "out")
     before, after = read_all(source), read_all(out)
     layers = [json.loads(line) for line in (out / "layers.jsonl").read_text().splitlines()]
@@ -169,11 +170,11 @@ def test_the_error_of_every_matrix_is_what_numpy_computes(source, tmp_path):
         assert layer["scale_exponents"] == [int(scale.min()) - 127, int(scale.max()) - 127]
 
 
-def test_weights_of_zeros_and_weights_without_error_have_no_ratio(dense_source, tmp_path):
+def test_weights_of_zeros_and_weights_without_error_have_no_ratio(dense_source: Path, tmp_path: Path) -> None:
     source = shutil.copytree(dense_source, tmp_path / "source")
     name = "model.language_model.layers.0.mlp.{}.weight"
 
-    def edit(tensors):
+    def edit(tensors: Tensors) -> None:
         tensors[name.format("up_proj")].zero_()
         tensors[name.format("gate_proj")].fill_(-1.5)
         tensors[name.format("gate_proj")][0, :32] = 0
@@ -189,7 +190,9 @@ def test_weights_of_zeros_and_weights_without_error_have_no_ratio(dense_source, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_sources_in_fp32_and_fp16_are_quantized_from_what_they_are(dense_source, tmp_path, dtype):
+def test_sources_in_fp32_and_fp16_are_quantized_from_what_they_are(
+    dense_source: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
     source = shutil.copytree(dense_source, tmp_path / "source")
     weight = "model.language_model.layers.0.mlp.up_proj.weight"
     values = torch.randn(512, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)
@@ -199,7 +202,7 @@ def test_sources_in_fp32_and_fp16_are_quantized_from_what_they_are(dense_source,
     assert 0.10 < np.linalg.norm(error) / np.linalg.norm(values.double().numpy()) < 0.125
 
 
-def test_weight_only_differs_only_in_what_the_config_says_of_activations(dense_source, tmp_path):
+def test_weight_only_differs_only_in_what_the_config_says_of_activations(dense_source: Path, tmp_path: Path) -> None:
     both = convert(dense_source, tmp_path / "both"), convert(dense_source, tmp_path / "weights", "mxfp4-weight-only")
     tensors = [read_all(path) for path in both]
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
@@ -211,12 +214,12 @@ def test_weight_only_differs_only_in_what_the_config_says_of_activations(dense_s
 
 @pytest.mark.parametrize("name", recipe.names())
 @pytest.mark.parametrize("experts", ["per-expert", "fused"])
-def test_vllm_builds_as_mxfp4_exactly_what_is_packed(source, tmp_path, name, experts):
+def test_vllm_builds_as_mxfp4_exactly_what_is_packed(source: Path, tmp_path: Path, name: str, experts: str) -> None:
     """For every linear of vLLM's model of the target and of MTP, what its own functions say of our exclude."""
     out = convert(source, tmp_path / "out", name, experts=experts)
     exclude = json.loads((out / "config.json").read_text())["quantization_config"]["exclude"]
     merged = {member: fused for fused, members in vllm.PACKED_MODULES.items() for member in members}
-    built = {"target": {}, "mtp": {}}
+    built: dict[str, dict[str, set[bool]]] = {"target": {}, "mtp": {}}
     tensors = read_all(out)
     for tensor in tensors:
         module = tensor.removesuffix(".weight")
@@ -241,7 +244,7 @@ def test_vllm_builds_as_mxfp4_exactly_what_is_packed(source, tmp_path, name, exp
             assert packed == {vllm.quantized(exclude, module, renames)}, module
 
 
-def test_the_card_and_the_manifest_say_what_was_done(source, tmp_path):
+def test_the_card_and_the_manifest_say_what_was_done(source: Path, tmp_path: Path) -> None:
     out = convert(source, tmp_path / "out")
     manifest = json.loads((out / "mxq_manifest.json").read_text())
     assert manifest["recipe"] == recipe.load("mxfp4").as_dict()
@@ -261,13 +264,13 @@ def test_the_card_and_the_manifest_say_what_was_done(source, tmp_path):
     assert f"lowest {min(layer['sqnr_db'] for layer in layers):.2f} dB" in card
 
 
-def test_a_conversion_is_repeatable_to_the_byte(source, tmp_path):
+def test_a_conversion_is_repeatable_to_the_byte(source: Path, tmp_path: Path) -> None:
     first, second = (convert(source, tmp_path / name) for name in ("first", "second"))
     for file in first.iterdir():
         assert file.read_bytes() == (second / file.name).read_bytes(), file.name
 
 
-def test_transformers_reads_tokenizer_and_config_of_the_output(source, tmp_path):
+def test_transformers_reads_tokenizer_and_config_of_the_output(source: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     out = convert(source, tmp_path / "out")
@@ -277,7 +280,9 @@ def test_transformers_reads_tokenizer_and_config_of_the_output(source, tmp_path)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_weight_with_a_number_that_is_none_is_refused_by_name_row_and_count(source, tmp_path, bad):
+def test_a_weight_with_a_number_that_is_none_is_refused_by_name_row_and_count(
+    source: Path, tmp_path: Path, bad: float
+) -> None:
     damaged = shutil.copytree(source, tmp_path / "source")
     if "moe" in source.name:
         tensor, row = (
@@ -289,7 +294,7 @@ def test_a_weight_with_a_number_that_is_none_is_refused_by_name_row_and_count(so
         tensor, row = "model.language_model.layers.1.mlp.down_proj.weight", 40
         reason = rf"{tensor} holds 2 values that are NaN or infinite, the first in row 40"
 
-    def edit(tensors):
+    def edit(tensors: Tensors) -> None:
         rows = tensors[tensor].view(-1, tensors[tensor].shape[-1])
         rows[row, 3] = bad
         rows[row + 5, 200] = bad
@@ -300,7 +305,7 @@ def test_a_weight_with_a_number_that_is_none_is_refused_by_name_row_and_count(so
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_outputs_that_are_in_the_way_are_left_alone(dense_source, tmp_path):
+def test_outputs_that_are_in_the_way_are_left_alone(dense_source: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
@@ -313,7 +318,9 @@ def test_outputs_that_are_in_the_way_are_left_alone(dense_source, tmp_path):
     assert not verify(convert(dense_source, tmp_path / "empty"), dense_source, rows=0).problems
 
 
-def test_a_disk_without_room_is_noticed_before_anything_is_written(dense_source, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_noticed_before_anything_is_written(
+    dense_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(MxqError, match=r"0.0 GB free, the output needs 0.0 GB"):
@@ -321,8 +328,8 @@ def test_a_disk_without_room_is_noticed_before_anything_is_written(dense_source,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_write_that_fails_leaves_nothing(dense_source, tmp_path, monkeypatch):
-    def full(*arguments):
+def test_a_write_that_fails_leaves_nothing(dense_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ShardWriter, "append", full)
@@ -331,7 +338,7 @@ def test_a_write_that_fails_leaves_nothing(dense_source, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_sources_that_cannot_be_converted(dense_source, moe_source, tmp_path):
+def test_sources_that_cannot_be_converted(dense_source: Path, moe_source: Path, tmp_path: Path) -> None:
     out = convert(dense_source, tmp_path / "out")
     with pytest.raises(UsageError, match="is already quantized"):
         convert(out, tmp_path / "again")
@@ -352,7 +359,7 @@ def test_sources_that_cannot_be_converted(dense_source, moe_source, tmp_path):
     assert not (tmp_path / "out2").exists()
 
 
-def test_shapes_that_aiter_does_not_like_are_noted(dense_source, tmp_path):
+def test_shapes_that_aiter_does_not_like_are_noted(dense_source: Path, tmp_path: Path) -> None:
     name = "model.language_model.layers.0.mlp.down_proj.weight"
     narrow = sparse_copy(dense_source, tmp_path / "narrow", {name: [240, 96]})
     assert plan(Checkpoint.open(dense_source), recipe.load("mxfp4")).lints == []
@@ -367,7 +374,9 @@ SPECS = st.lists(
 
 @given(SPECS, st.integers(1, 400))
 @settings(max_examples=100, deadline=None)
-def test_any_layout_of_shards_is_aligned_and_holds_everything_once(tmp_path_factory, specs, limit):
+def test_any_layout_of_shards_is_aligned_and_holds_everything_once(
+    tmp_path_factory: pytest.TempPathFactory, specs: list[tuple[str, list[int]]], limit: int
+) -> None:
     groups = [(TensorSpec(f"t{i}", dtype, tuple(shape)),) for i, (dtype, shape) in enumerate(specs)]
     shards = layout(groups, limit)
     assert sorted(tensor.name for shard in shards for tensor in shard.tensors) == sorted(g[0].name for g in groups)
@@ -382,13 +391,13 @@ def test_any_layout_of_shards_is_aligned_and_holds_everything_once(tmp_path_fact
                 for piece in data.split(5) if len(data) else [data]:
                     writer.append(tensor.name, piece)
     (directory / "config.json").write_text("{}")
-    for tensor in shard_tensors(directory, len(shards)):
-        assert tensor.start % {"U8": 1, "BF16": 2, "F32": 4}[tensor.dtype] == 0
-    for name, tensor in read_all(directory).items():
-        assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected[name])
+    for info in shard_tensors(directory, len(shards)):
+        assert info.start % {"U8": 1, "BF16": 2, "F32": 4}[info.dtype] == 0
+    for name, values in read_all(directory).items():
+        assert torch.equal(values.reshape(-1).view(torch.uint8), expected[name])
 
 
-def shard_tensors(directory: Path, count: int):
+def shard_tensors(directory: Path, count: int) -> list[TensorInfo]:
     from mxq.checkpoint.headers import read_header
 
     files = sorted(directory.glob("*.safetensors"))
@@ -396,7 +405,7 @@ def shard_tensors(directory: Path, count: int):
     return [tensor for file in files for tensor in read_header(file)[1].values()]
 
 
-def test_a_tensor_that_is_not_filled_exactly_is_a_defect(tmp_path):
+def test_a_tensor_that_is_not_filled_exactly_is_a_defect(tmp_path: Path) -> None:
     (shard,) = layout([(TensorSpec("a", "U8", (4,)),)], 100)
     with pytest.raises(ValueError, match="a not filled to the end"), ShardWriter(tmp_path, shard) as writer:
         writer.append("a", torch.zeros(3, dtype=torch.uint8))

@@ -4,10 +4,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from checkpoints import edit_json, read_all, reseal, rewrite
+from checkpoints import Tensors, edit_json, read_all, reseal, rewrite
 
 from mxq.checkpoint import Checkpoint
 from mxq.convert import recipe
@@ -20,26 +21,26 @@ DENSE = "model.language_model.layers.1."
 EXPERTS = "model.language_model.layers.2.mlp.experts"
 
 
-def convert(source: Path, out: Path, **options: object) -> Path:
+def convert(source: Path, out: Path, **options: Any) -> Path:
     run(plan(Checkpoint.open(source), recipe.load("mxfp4"), **options), out, str(source))
     return out
 
 
 @pytest.fixture(scope="module")
-def dense(dense_source, tmp_path_factory) -> Path:
+def dense(dense_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(dense_source, tmp_path_factory.mktemp("converted") / "dense")
 
 
 @pytest.fixture(scope="module")
-def moe(moe_source, tmp_path_factory) -> Path:
+def moe(moe_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(moe_source, tmp_path_factory.mktemp("converted") / "moe")
 
 
 def defective(
     original: Path,
     directory: Path,
-    tensors: Callable[[dict[str, torch.Tensor]], object] | None = None,
-    config: Callable[[dict], object] | None = None,
+    tensors: Callable[[Tensors], object] | None = None,
+    config: Callable[[dict[str, Any]], object] | None = None,
     seal: bool = True,
 ) -> Path:
     """A copy with a defect; its manifest agrees with it if ``seal``."""
@@ -59,21 +60,22 @@ def found(path: Path, source: Path | None = None) -> list[str]:
 
 @pytest.mark.parametrize("experts", ["per-expert", "fused"])
 @pytest.mark.parametrize("shards", [10**6, 10**10])
-def test_what_mxq_writes_has_no_problem(source, tmp_path, experts, shards):
+def test_what_mxq_writes_has_no_problem(source: Path, tmp_path: Path, experts: str, shards: int) -> None:
     out = convert(source, tmp_path / "out", experts=experts, max_shard_size=shards)
     report = verify(out, source, rows=0)
     assert report.problems == []
-    covered = {name: text for name, text, _ in report.checks}
+    assert all(check.done for check in report.checks)
+    covered = {check.name: check.covered for check in report.checks}
     matrices = 25 if source.name == "dense" else 48
     rows = sum(json.loads(line)["shape"][0] for line in (out / "layers.jsonl").read_text().splitlines())
     assert covered["source: codes"] == f"{rows} all rows of {matrices} matrices quantized again"
     mtp = sum(name.startswith("mtp.") for name in read_all(source))
     assert f"({mtp} of MTP, 21 of vision)" in covered["source: copies"]
-    assert reseal(out) is None
+    reseal(out)
     assert found(out, source) == []  # so that what is found in a resealed copy is the defect and not the seal
 
 
-def test_any_changed_byte_is_found_by_its_checksum(dense, tmp_path):
+def test_any_changed_byte_is_found_by_its_checksum(dense: Path, tmp_path: Path) -> None:
     for name in ("model.safetensors", "tokenizer.json", "layers.jsonl", "README.md"):
         path = shutil.copytree(dense, tmp_path / name)
         content = bytearray((path / name).read_bytes())
@@ -82,7 +84,7 @@ def test_any_changed_byte_is_found_by_its_checksum(dense, tmp_path):
         assert f"{name} changed after it was written: its sha256 is not that in the manifest" in found(path)
 
 
-def test_files_and_manifest_that_come_or_go(dense, tmp_path):
+def test_files_and_manifest_that_come_or_go(dense: Path, tmp_path: Path) -> None:
     path = shutil.copytree(dense, tmp_path / "a")
     (path / "pytorch_model.bin").write_bytes(b"")
     (path / "generation_config.json").unlink()
@@ -98,8 +100,8 @@ def test_files_and_manifest_that_come_or_go(dense, tmp_path):
         assert "mxq_manifest.json" in problem
 
 
-def test_one_code_and_one_scale_are_found_by_quantizing_again(dense, dense_source, tmp_path):
-    def flip(tensors):
+def test_one_code_and_one_scale_are_found_by_quantizing_again(dense: Path, dense_source: Path, tmp_path: Path) -> None:
+    def flip(tensors: Tensors) -> None:
         tensors[DENSE + "mlp.up_proj.weight"][300, 17] ^= 1
         tensors[DENSE + "mlp.down_proj.weight_scale"][9, 3] += 1
 
@@ -111,15 +113,15 @@ def test_one_code_and_one_scale_are_found_by_quantizing_again(dense, dense_sourc
     ]
 
 
-def test_the_sample_moves_with_the_seed(dense, dense_source, tmp_path):
+def test_the_sample_moves_with_the_seed(dense: Path, dense_source: Path, tmp_path: Path) -> None:
     path = defective(dense, tmp_path, lambda tensors: tensors[DENSE + "mlp.up_proj.weight"][300:364].bitwise_xor_(1))
     found_by = [bool(verify(path, dense_source, rows=16, seed=seed).problems) for seed in range(20)]
     assert 0 < sum(found_by) < 10  # 79 of the 497 places where 16 rows fit touch the defect
     assert verify(path, dense_source, rows=16, seed=found_by.index(True)).problems
 
 
-def test_experts_in_the_wrong_order_are_found(moe, moe_source, tmp_path):
-    def swap(tensors):
+def test_experts_in_the_wrong_order_are_found(moe: Path, moe_source: Path, tmp_path: Path) -> None:
+    def swap(tensors: Tensors) -> None:
         for suffix in ("weight", "weight_scale"):
             gate, up = (f"{EXPERTS}.1.{projection}_proj.{suffix}" for projection in ("gate", "up"))
             tensors[gate], tensors[up] = tensors[up], tensors[gate]
@@ -130,8 +132,8 @@ def test_experts_in_the_wrong_order_are_found(moe, moe_source, tmp_path):
     ]
 
 
-def test_copies_that_are_none_are_found(moe, moe_source, tmp_path):
-    def edit(tensors):
+def test_copies_that_are_none_are_found(moe: Path, moe_source: Path, tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
         tensors["mtp.layers.0.mlp.experts.2.up_proj.weight"][5, 5] += 1
         tensors["model.visual.pos_embed.weight"][0, 0] += 1
         name = "model.language_model.layers.0.linear_attn.A_log"
@@ -141,7 +143,7 @@ def test_copies_that_are_none_are_found(moe, moe_source, tmp_path):
     assert problems == ["model.language_model.layers.0.linear_attn.A_log is BF16 [4], in the source F32 [4]"]
     shutil.rmtree(tmp_path / "defective")
 
-    def less(tensors):
+    def less(tensors: Tensors) -> None:
         original = tensors["model.language_model.layers.0.linear_attn.A_log"]
         edit(tensors)
         tensors["model.language_model.layers.0.linear_attn.A_log"] = original
@@ -152,8 +154,8 @@ def test_copies_that_are_none_are_found(moe, moe_source, tmp_path):
     ]
 
 
-def test_tensors_that_are_missing_or_too_many(dense, dense_source, tmp_path):
-    def edit(tensors):
+def test_tensors_that_are_missing_or_too_many(dense: Path, dense_source: Path, tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
         del tensors["mtp.fc.weight"]
         del tensors[DENSE + "mlp.up_proj.weight"], tensors[DENSE + "mlp.up_proj.weight_scale"]
         tensors["model.extra.weight"] = torch.zeros(2, 2, dtype=torch.bfloat16)
@@ -166,8 +168,8 @@ def test_tensors_that_are_missing_or_too_many(dense, dense_source, tmp_path):
     ]
 
 
-def test_codes_and_scales_that_do_not_belong_together(dense, tmp_path):
-    def edit(tensors):
+def test_codes_and_scales_that_do_not_belong_together(dense: Path, tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
         del tensors[DENSE + "mlp.gate_proj.weight_scale"]
         del tensors[DENSE + "mlp.up_proj.weight"]
         scale = DENSE + "mlp.down_proj.weight_scale"
@@ -184,8 +186,8 @@ def test_codes_and_scales_that_do_not_belong_together(dense, tmp_path):
     assert f"{DENSE}linear_attn.in_proj_z.weight has scales but is BF16, not packed" in problems
 
 
-def test_scales_of_another_type_or_without_meaning(dense, tmp_path):
-    def edit(tensors):
+def test_scales_of_another_type_or_without_meaning(dense: Path, tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
         name = DENSE + "mlp.up_proj.weight_scale"
         tensors[name] = tensors[name].view(torch.float8_e8m0fnu)
         tensors[DENSE + "mlp.down_proj.weight_scale"][255, 15] = 255
@@ -195,10 +197,10 @@ def test_scales_of_another_type_or_without_meaning(dense, tmp_path):
     assert f"{DENSE}mlp.down_proj.weight_scale holds scales that mean NaN" in problems
 
 
-def test_a_config_that_does_not_name_what_is_unquantized(moe, tmp_path):
+def test_a_config_that_does_not_name_what_is_unquantized(moe: Path, tmp_path: Path) -> None:
     """The defect of other converters: bf16 MTP experts that no entry names."""
 
-    def forget_experts(config):
+    def forget_experts(config: dict[str, Any]) -> None:
         config["exclude"] = [
             e for e in config["exclude"] if "mtp.layers.0.mlp.experts" not in e and e != r"re:.*mtp\..*"
         ]
@@ -210,8 +212,8 @@ def test_a_config_that_does_not_name_what_is_unquantized(moe, tmp_path):
     ) in problems
 
 
-def test_globs_and_patterns_that_match_nothing_in_vllm(moe, tmp_path):
-    def globs(config):
+def test_globs_and_patterns_that_match_nothing_in_vllm(moe: Path, tmp_path: Path) -> None:
+    def globs(config: dict[str, Any]) -> None:
         config["exclude"] = [
             "lm_head",
             "*mtp*",
@@ -227,7 +229,7 @@ def test_globs_and_patterns_that_match_nothing_in_vllm(moe, tmp_path):
     assert any(problem.startswith("model.visual.blocks.0.attn.qkv is not quantized") for problem in problems)
 
 
-def test_a_config_that_calls_quantized_weights_unquantized(dense, tmp_path):
+def test_a_config_that_calls_quantized_weights_unquantized(dense: Path, tmp_path: Path) -> None:
     entry = "language_model.model.layers.1.mlp.gate_proj"
     path = defective(dense, tmp_path, config=lambda config: config["exclude"].append(entry))
     assert found(path) == [
@@ -236,10 +238,10 @@ def test_a_config_that_calls_quantized_weights_unquantized(dense, tmp_path):
     ]
 
 
-def test_experts_silently_left_in_bf16(moe, moe_source, tmp_path):
+def test_experts_silently_left_in_bf16(moe: Path, moe_source: Path, tmp_path: Path) -> None:
     """The defect of another converter: success reported, global MXFP4 in the config, no expert quantized."""
 
-    def put_back(tensors):
+    def put_back(tensors: Tensors) -> None:
         for name in [name for name in tensors if ".layers" in name and ".experts." in name and "mtp" not in name]:
             del tensors[name]
         tensors.update(
@@ -251,8 +253,8 @@ def test_experts_silently_left_in_bf16(moe, moe_source, tmp_path):
     assert f"{EXPERTS}.0.down_proj is not quantized, but no exclude entry says so: vLLM builds it as MXFP4" in problems
 
 
-def test_kinds_of_tensors_that_engines_do_not_load_packed(dense, tmp_path):
-    def pack(tensors):
+def test_kinds_of_tensors_that_engines_do_not_load_packed(dense: Path, tmp_path: Path) -> None:
+    def pack(tensors: Tensors) -> None:
         tensors["model.language_model.embed_tokens.weight"] = torch.zeros(512, 128, dtype=torch.uint8)
         tensors["model.language_model.embed_tokens.weight_scale"] = torch.zeros(512, 8, dtype=torch.uint8)
 
@@ -261,8 +263,8 @@ def test_kinds_of_tensors_that_engines_do_not_load_packed(dense, tmp_path):
     ]
 
 
-def test_a_fused_group_stored_in_part(dense, dense_source, tmp_path):
-    def mix(tensors):
+def test_a_fused_group_stored_in_part(dense: Path, dense_source: Path, tmp_path: Path) -> None:
+    def mix(tensors: Tensors) -> None:
         name = DENSE + "linear_attn.in_proj_z.weight"
         tensors[name] = read_all(dense_source)[name]
         del tensors[f"{name}_scale"]
@@ -280,14 +282,16 @@ def test_a_fused_group_stored_in_part(dense, dense_source, tmp_path):
         (lambda config: config["quantization_config"].update(quant_method="awq"), "quantized with 'awq'"),
     ],
 )
-def test_configs_that_engines_do_not_read(dense, tmp_path, edit, problem):
+def test_configs_that_engines_do_not_read(
+    dense: Path, tmp_path: Path, edit: Callable[[Any], object], problem: str
+) -> None:
     path = shutil.copytree(dense, tmp_path / "defective")
     edit_json(path / "config.json", edit)
     reseal(path)
     assert any(problem in what for what in found(path))
 
 
-def test_files_that_engines_misread(dense_source, tmp_path):
+def test_files_that_engines_misread(dense_source: Path, tmp_path: Path) -> None:
     out = convert(dense_source, tmp_path / "out", max_shard_size=10**6)
     index = out / "model.safetensors.index.json"
     edit_json(index, lambda content: content["metadata"].update(total_size=0))
@@ -302,7 +306,7 @@ def test_files_that_engines_misread(dense_source, tmp_path):
     assert "is missing" in problem
 
 
-def test_shards_without_the_format_that_transformers_wants(dense, tmp_path):
+def test_shards_without_the_format_that_transformers_wants(dense: Path, tmp_path: Path) -> None:
     path = shutil.copytree(dense, tmp_path / "defective")
     rewrite(path, lambda tensors: None, {"made by": "hand"})
     reseal(path)
@@ -311,7 +315,7 @@ def test_shards_without_the_format_that_transformers_wants(dense, tmp_path):
     ]
 
 
-def test_config_and_files_that_differ_from_the_source(dense, dense_source, tmp_path):
+def test_config_and_files_that_differ_from_the_source(dense: Path, dense_source: Path, tmp_path: Path) -> None:
     path = shutil.copytree(dense, tmp_path / "defective")
     edit_json(path / "config.json", lambda config: config["text_config"].update(rms_norm_eps=1e-5))
     (path / "chat_template.jinja").write_text("{{ messages }}")
@@ -322,7 +326,7 @@ def test_config_and_files_that_differ_from_the_source(dense, dense_source, tmp_p
     ]
 
 
-def test_another_source_is_not_taken_for_the_right_one(dense, tmp_path):
+def test_another_source_is_not_taken_for_the_right_one(dense: Path, tmp_path: Path) -> None:
     import tiny
 
     other = tiny.write_target(tmp_path / "other", seed=1)
@@ -330,7 +334,9 @@ def test_another_source_is_not_taken_for_the_right_one(dense, tmp_path):
     assert any("quantizes to" in problem or "same bytes" in problem for problem in problems)
 
 
-def test_broken_files_are_problems_of_the_output_and_errors_of_the_source(dense, dense_source, tmp_path):
+def test_broken_files_are_problems_of_the_output_and_errors_of_the_source(
+    dense: Path, dense_source: Path, tmp_path: Path
+) -> None:
     broken = shutil.copytree(dense, tmp_path / "broken")
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])

@@ -1,5 +1,8 @@
 """Names of a Qwen3.5 checkpoint: roles, what is fused, where an expert's rows lie."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from checkpoints import read_all
@@ -45,18 +48,18 @@ LAYER = "model.language_model.layers.3."
         ("transformer.h.0.attn.weight", Role.OTHER),
     ],
 )
-def test_roles(name, role):
+def test_roles(name: str, role: Role) -> None:
     assert qwen35.role(name) == role
 
 
-def test_every_tensor_of_a_checkpoint_has_a_role(source):
+def test_every_tensor_of_a_checkpoint_has_a_role(source: Path) -> None:
     for name, tensor in read_all(source).items():
         assert qwen35.role(name) != Role.OTHER, name
         for piece in qwen35.pieces(name, tensor.shape):
             assert 0 <= piece.start < piece.stop <= tensor.numel() // tensor.shape[-1]
 
 
-def test_the_rows_of_a_fused_expert_are_gate_then_up():
+def test_the_rows_of_a_fused_expert_are_gate_then_up() -> None:
     experts, intermediate, hidden = 3, 4, 8
     gate, up = torch.randn(2, experts, intermediate, hidden, generator=torch.Generator().manual_seed(0))
     fused = torch.cat([gate, up], dim=1)  # as the published checkpoints hold them
@@ -73,12 +76,12 @@ def test_the_rows_of_a_fused_expert_are_gate_then_up():
         qwen35.pieces(LAYER + "mlp.experts.gate_up_proj", (2, 3, 8))
 
 
-def test_what_holds_no_matrix_has_no_pieces():
+def test_what_holds_no_matrix_has_no_pieces() -> None:
     for name, shape in ((LAYER + "linear_attn.conv1d.weight", (8, 1, 4)), (LAYER + "linear_attn.A_log", (4,))):
         assert qwen35.pieces(name, shape) == []
 
 
-def test_groups_that_engines_merge():
+def test_groups_that_engines_merge() -> None:
     assert qwen35.fused_module(LAYER + "self_attn.k_proj") == LAYER + "self_attn.qkv_proj"
     assert qwen35.fused_module(LAYER + "mlp.up_proj") == LAYER + "mlp.gate_up_proj"
     assert qwen35.fused_module(LAYER + "self_attn.o_proj") is None
@@ -88,10 +91,16 @@ def test_groups_that_engines_merge():
     assert qwen35.experts_module(LAYER + "mlp.shared_expert.up_proj") is None
 
 
-def test_other_architectures_are_named_in_the_refusal():
+def test_other_architectures_are_named_in_the_refusal() -> None:
     assert qwen35.family({"architectures": ["Qwen3_5MoeForCausalLM"]}, "x") == "qwen3_5_moe"
     with pytest.raises(UsageError, match=r"some/dir: config.json names LlamaForCausalLM; mxq converts Qwen3_5"):
         qwen35.family({"architectures": ["LlamaForCausalLM"]}, "some/dir")
-    for config in ({}, {"architectures": None}, {"architectures": []}, {"architectures": [["Qwen3_5ForCausalLM"]]}):
+    nameless: list[dict[str, Any]] = [
+        {},
+        {"architectures": None},
+        {"architectures": []},
+        {"architectures": [["Qwen3_5ForCausalLM"]]},
+    ]
+    for config in nameless:
         with pytest.raises(UsageError, match="names"):
             qwen35.family(config, "x")

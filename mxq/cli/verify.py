@@ -60,9 +60,10 @@ def _show(report: "Report") -> None:
     from rich.text import Text
 
     shown = table("check", "result", "covered")
-    for name, covered, problems in report.checks:
-        result = Text("ok", "green") if not problems else Text(f"{len(problems)} wrong", "bold red")
-        shown.add_row(name, result, covered)
+    for check in report.checks:
+        outcome = Text("ok", "green") if check.done else Text("not done", "yellow")
+        result = Text(f"{len(check.problems)} wrong", "bold red") if check.problems else outcome
+        shown.add_row(check.name, result, check.covered)
     show(shown)
     for problem in report.problems:
         click.echo(f"* {problem.what}\n  -> {problem.fix}")

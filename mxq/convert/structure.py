@@ -4,6 +4,7 @@ Nothing here relies on the plan that made the checkpoint: what is quantized is r
 held against them by the rules by which vLLM reads it.
 """
 
+import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,33 +34,40 @@ class Module:
     scale: str | None
 
 
+@dataclass(frozen=True)
+class Check:
+    """One check: its name, what it covered, what it found; or why it was not done."""
+
+    name: str
+    covered: str
+    problems: list[Problem]
+    done: bool = True
+
+
 @dataclass
 class Report:
     """What was checked, in the order of checking, and what was found wrong."""
 
-    checks: list[tuple[str, str, list[Problem]]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
 
     def add(self, name: str, covered: str, problems: list[Problem]) -> None:
         """Note the outcome of a check: its name, what it covered, what it found."""
-        self.checks.append((name, covered, problems))
+        self.checks.append(Check(name, covered, problems))
+
+    def skip(self, name: str, reason: str) -> None:
+        """Note that a check was not done."""
+        self.checks.append(Check(name, reason, [], done=False))
 
     @property
     def problems(self) -> list[Problem]:
         """Everything found wrong."""
-        return [problem for _, _, problems in self.checks for problem in problems]
+        return [problem for check in self.checks for problem in check.problems]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON can hold it."""
         return {
             "ok": not self.problems,
-            "checks": [
-                {
-                    "name": name,
-                    "covered": covered,
-                    "problems": [{"what": problem.what, "fix": problem.fix} for problem in problems],
-                }
-                for name, covered, problems in self.checks
-            ],
+            "checks": [dataclasses.asdict(check) for check in self.checks],
         }
 
 
