@@ -12,7 +12,7 @@ import pytest
 import torch
 import vllm_matching as vllm
 import yaml
-from checkpoints import Tensors, metadata, raw_headers, read_all, rewrite, sparse_copy
+from checkpoints import Tensors, edit_json, metadata, raw_headers, read_all, rewrite, sparse_copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -212,6 +212,56 @@ def test_weight_only_differs_only_in_what_the_config_says_of_activations(dense_s
     assert schemes[0] == schemes[1]
 
 
+def test_a_text_only_checkpoint_with_tied_embeddings_biases_and_no_mtp(source: Path, tmp_path: Path) -> None:
+    text = shutil.copytree(source, tmp_path / "text")
+    bias = "model.layers.3.self_attn.q_proj.bias"
+
+    def edit(tensors: Tensors) -> None:
+        whole = dict(tensors)
+        tensors.clear()
+        for name, tensor in whole.items():
+            if name.startswith("model.language_model."):
+                tensors[name.replace("language_model.", "")] = tensor
+        tensors[bias] = torch.arange(512).bfloat16()
+
+    def text_config(config: dict[str, Any]) -> None:
+        inner = config.pop("text_config")
+        architecture = config["architectures"][0].replace("ForConditionalGeneration", "ForCausalLM")
+        config.clear()
+        config.update(inner | {"architectures": [architecture], "tie_word_embeddings": True})
+
+    rewrite(text, edit)
+    edit_json(text / "config.json", text_config)
+    out = convert(text, tmp_path / "out")
+    assert verify(out, text, rows=0).problems == []
+    ours, theirs = read_all(out), read_all(convert(source, tmp_path / "whole"))
+    assert torch.equal(ours.pop(bias), read_all(text)[bias])
+    assert sum(name.endswith("_scale") for name in ours) == sum(name.endswith("_scale") for name in theirs)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name.replace("model.", "model.language_model.", 1)])
+    exclude = json.loads((out / "config.json").read_text())["quantization_config"]["exclude"]
+    assert vllm.quantized(exclude, "model.layers.3.self_attn.o_proj", vllm.TEXT_ONLY) == (source.name == "dense")
+    assert not vllm.quantized(exclude, "model.layers.0.linear_attn.in_proj_ba", vllm.TEXT_ONLY)
+
+
+def test_mtp_experts_stored_fused_are_kept_and_named(moe_source: Path, tmp_path: Path) -> None:
+    fused = shutil.copytree(moe_source, tmp_path / "fused")
+    block = "mtp.layers.0.mlp.experts"
+
+    def fuse(tensors: Tensors) -> None:
+        parts = {p: [tensors.pop(f"{block}.{e}.{p}_proj.weight") for e in range(4)] for p in ("gate", "up", "down")}
+        tensors[f"{block}.gate_up_proj"] = torch.cat([torch.stack(parts["gate"]), torch.stack(parts["up"])], dim=1)
+        tensors[f"{block}.down_proj"] = torch.stack(parts["down"])
+
+    rewrite(fused, fuse)
+    out = convert(fused, tmp_path / "out")
+    assert verify(out, fused, rows=0).problems == []
+    assert torch.equal(read_all(out)[f"{block}.gate_up_proj"], read_all(fused)[f"{block}.gate_up_proj"])
+    exclude = json.loads((out / "config.json").read_text())["quantization_config"]["exclude"]
+    assert {block, f"{block}.gate_up_proj", f"{block}.down_proj", f"{block}.3.up_proj"} <= set(exclude)
+    assert not vllm.quantized(exclude, block, vllm.MTP)
+
+
 @pytest.mark.parametrize("name", recipe.names())
 @pytest.mark.parametrize("experts", ["per-expert", "fused"])
 def test_vllm_builds_as_mxfp4_exactly_what_is_packed(source: Path, tmp_path: Path, name: str, experts: str) -> None:
@@ -347,14 +397,15 @@ def test_sources_that_cannot_be_converted(dense_source: Path, moe_source: Path, 
     with pytest.raises(UsageError, match=rf"{odd} BF16 \[256, 500\] .* has 500 columns, not a multiple of 32"):
         convert(narrow, tmp_path / "out2")
     shallow = shutil.copytree(dense_source, tmp_path / "shallow")
-    config = json.loads((shallow / "config.json").read_text())
-    config["text_config"]["num_hidden_layers"] = 8
-    (shallow / "config.json").write_text(json.dumps(config))
+    edit_json(shallow / "config.json", lambda config: config["text_config"].update(num_hidden_layers=8))
     with pytest.raises(UsageError, match=r"says 8 layers, the tensors are of 4"):
         convert(shallow, tmp_path / "out2")
     few = shutil.copytree(moe_source, tmp_path / "few")
     rewrite(few, lambda tensors: tensors.pop("mtp.layers.0.mlp.experts.3.up_proj.weight"))
-    with pytest.raises(UsageError, match=r"says 4 experts, but mtp.layers.0.mlp.experts.3.up_proj is missing"):
+    with pytest.raises(UsageError, match=r"mtp.layers.0.mlp.experts.3.up_proj is missing"):
+        convert(few, tmp_path / "out2")
+    edit_json(few / "config.json", lambda config: config["text_config"].update(num_experts=10**15))
+    with pytest.raises(UsageError, match=r"says 1000000000000000 experts, but \S+mlp.experts has 4"):
         convert(few, tmp_path / "out2")
     assert not (tmp_path / "out2").exists()
 

@@ -79,6 +79,7 @@ def test_the_rows_of_a_fused_expert_are_gate_then_up() -> None:
 def test_what_holds_no_matrix_has_no_pieces() -> None:
     for name, shape in ((LAYER + "linear_attn.conv1d.weight", (8, 1, 4)), (LAYER + "linear_attn.A_log", (4,))):
         assert qwen35.pieces(name, shape) == []
+    assert qwen35.pieces(LAYER + "mlp.experts.down_proj", (1 << 60, 8, 0)) == []
 
 
 def test_groups_that_engines_merge() -> None:

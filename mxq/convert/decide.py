@@ -44,13 +44,12 @@ def check_complete(source: Checkpoint, held: dict[str, list[Piece]]) -> None:
         )
     for block, found in experts.items():
         count = config.get("num_experts")
-        wanted = {
-            f"{e}.{p}_proj" for e in range(count if isinstance(count, int) else 0) for p in ("gate", "up", "down")
-        }
-        if found != wanted:
-            example = min(found ^ wanted)
-            what = "is missing" if example in wanted else "is one too many"
-            raise UsageError(f"{source.path}: config.json says {count} experts, but {block}.{example} {what}")
+        present = {module.partition(".")[0] for module in found}
+        if len(present) != count:
+            raise UsageError(f"{source.path}: config.json says {count} experts, but {block} has {len(present)}")
+        wanted = {f"{expert}.{part}_proj" for expert in range(len(present)) for part in ("gate", "up", "down")}
+        if missing := wanted - found:
+            raise UsageError(f"{source.path}: {block}.{min(missing)} is missing", "the checkpoint is incomplete")
 
 
 def rules(source: Checkpoint, recipe: Recipe, family: str, held: dict[str, list[Piece]]) -> dict[str, Rule]:

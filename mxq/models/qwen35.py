@@ -156,6 +156,8 @@ def pieces(tensor: str, shape: Sequence[int]) -> list[Piece]:
 
     Works alike for packed weights: rows are rows. Raises ValueError if a fused gate_up_proj has an odd number of rows.
     """
+    if 0 in shape:  # whose other axes cost nothing to claim
+        return []
     fused = _FUSED_EXPERTS.fullmatch(tensor)
     if fused and len(shape) == 3:
         experts, rows = shape[0], shape[1]
