@@ -155,6 +155,14 @@ def test_another_run_is_refused_with_what_differs(whole: Path) -> None:
     }
 
 
+def test_a_model_may_move_and_a_system_be_updated(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, engine = small_plan(), ScriptedEngine()
+    moved = {role: replace(model, spec=f"elsewhere/{role}", path=Path("/else")) for role, model in plan.targets.items()}
+    monkeypatch.setattr("platform.platform", lambda **options: "Linux-99")
+    run(replace(plan, targets=moved), whole, engine, decode)
+    assert not engine.opened
+
+
 def test_other_versions_are_refused(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mxq.files.__version__", "99.0")
     with pytest.raises(UsageError, match=r"versions.mxq is \S+ there, 99.0 now"):

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ from mxq.evaluate.records import Record, RecordFile, read_records
 FORMAT = 1
 _LOCK = ".lock"
 _SHOWN_DIFFERENCES = 5
+# Of what run.json says: where a model lay, and what the system calls itself, change no number.
+_MAY_DIFFER = re.compile(r"hardware\.(memory_bytes|system)|(targets\.\w+|drafter)\.spec")
 
 
 class OpenCell:
@@ -167,9 +170,12 @@ def _refuse_unlike(path: Path, described: Mapping[str, Any]) -> None:
     if run.get("format") != FORMAT:
         raise UsageError(f"{path}/run.json has format {run.get('format')!r}, not {FORMAT}", "use another directory")
     there, here = (_flat({name: source.get(name) for name in described}) for source in (run, _as_json(described)))
-    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    names = [name for name in sorted(there.keys() | here.keys()) if not _MAY_DIFFER.fullmatch(name)]
+    differing = [name for name in names if there.get(name) != here.get(name)]
     if differing:
-        shown = "; ".join(f"{name} is {there.get(name)} there, {here.get(name)} now" for name in differing[:5])
+        shown = "; ".join(
+            f"{name} is {there.get(name)} there, {here.get(name)} now" for name in differing[:_SHOWN_DIFFERENCES]
+        )
         more = f"; and {len(differing) - _SHOWN_DIFFERENCES} more" if len(differing) > _SHOWN_DIFFERENCES else ""
         raise UsageError(f"{path} holds another run: {shown}{more}", "use another directory for this one")
 

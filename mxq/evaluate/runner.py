@@ -33,7 +33,7 @@ def run(plan: Plan, path: Path, engine: Engine, decode: Callable[[Sequence[int]]
     refuse_foreign(path)
     environment = {
         "versions": files.versions("torch", "transformers", "safetensors", "numpy"),
-        "hardware": {name: value for name, value in files.hardware().items() if name in ("cpu", "cores")},
+        "hardware": files.hardware(),
         "engine": engine.facts(),
     }
     by_engine_arm = {plan.engine_arm(arm): arm for arm in plan.arms}
