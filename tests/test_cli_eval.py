@@ -267,7 +267,8 @@ def test_a_target_without_its_own_drafter_needs_one(models: Path, tmp_path: Path
 def test_help_has_examples() -> None:
     result = mxq("eval", "--help")
     assert result.exit_code == 0
-    assert "mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec dflash" in result.stdout
+    assert "mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --limit 8 --out ./run" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def start(words: list[object]) -> "subprocess.Popen[str]":

@@ -13,18 +13,22 @@ if TYPE_CHECKING:
     from mxq.evaluate import Request, Run
 
 _EPILOG = """\b
-Workloads: arithmetic, maths, functions, programs, chat (mxq's own, all by default for testbed models), or a file
-with one {"prompt": "..."} or {"messages": [...]} per line.
+Workloads: arithmetic, maths, functions, programs, chat (mxq's own, all by
+default for testbed models), or a file with one {"prompt": "..."} or
+{"messages": [...]} per line, and optionally "id", "answer" and "tests".
 
 \b
-The run directory gets run.json, workloads/, and cells/<key>/records.jsonl with one line per request. Stop it at any
-time; the same command continues it. A directory that holds another run is refused.
+The run directory gets run.json, workloads/, and cells/<key>/records.jsonl
+with one line per request. Stop it at any time; the same command continues
+it. A directory that holds another run is refused.
 
 \b
 Examples:
-  mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec dflash --spec mtp --limit 8 --out ./run
-  mxq eval --bf16 testbed:dense --spec dflash -k 3 -k 7 -k 15 --workload chat --out ./run-chat
-  mxq eval --mxfp4 ./model-mxfp4 --drafter ./drafter --workload prompts.jsonl --out ./run-mine
+  mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --limit 8 --out ./run
+  mxq eval --bf16 testbed:moe --spec dflash --spec mtp -k 3 -k 7 -k 15 \\
+      --workload chat --out ./run-chat
+  mxq eval --mxfp4 ./model-mxfp4 --drafter ./drafter \\
+      --workload prompts.jsonl --out ./run-mine
   mxq eval --show ./run
 """
 
@@ -46,21 +50,32 @@ Examples:
     "-k",
     "budgets",
     type=click.IntRange(min=1),
+    metavar="K",
     multiple=True,
     default=[15],
     show_default=True,
     help="Draft tokens per verify pass, repeatable.",
 )
 @click.option("--workload", "workloads", metavar="NAME|FILE", multiple=True, help="Prompts to measure, repeatable.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts of each workload.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Longest answer.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus sampling; 1 is off.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Sample from the k likeliest tokens; 0 is off.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all sampling.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first so many prompts of each workload."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="N", default=512, show_default=True, help="Longest answer."
+)
+@click.option("--temperature", metavar="T", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", metavar="P", type=float, default=1.0, show_default=True, help="Nucleus sampling; 1 is off.")
+@click.option(
+    "--top-k", metavar="N", type=int, default=0, show_default=True, help="Sample from the k likeliest tokens; 0 is off."
+)
+@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of all sampling.")
 @click.option("--thinking/--no-thinking", default=False, show_default=True, help="Thinking mode of the chat template.")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="torch's name of the device, such as cuda:0.")
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True, help="Arithmetic."
+)
+@click.option(
+    "--device", metavar="NAME", default="cpu", show_default=True, help="torch's name of the device, such as cuda:0."
+)
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Run directory, new or to be continued.")
 @click.option("--show", type=click.Path(path_type=Path), metavar="RUN", help="Only print what a run directory says.")
 @click.option(
