@@ -88,6 +88,19 @@ def test_a_text_only_checkpoint_is_matched_too() -> None:
         assert config(exclude).is_quantized(module) == expected == (built == "out_proj")
 
 
+def test_engines_that_rename_mtp_and_vision_find_a_pattern_where_all_of_it_is_kept() -> None:
+    def built(exclude: list[str], name: str) -> bool:
+        return vllm.quantized(exclude, name, {})
+
+    exclude = exclude_entries(["mtp.fc", "model.visual.merger.linear_fc1"], ["model.layers.0.mlp.up_proj"])
+    assert not built(exclude, "draft.mtp.layers.1.eh_proj")
+    assert not built(exclude, "tower.visual.merger.fc1")
+    assert built(exclude, "draft.layers.0.mlp.up_proj")
+    in_part = exclude_entries(["mtp.fc"], ["mtp.layers.0.mlp.up_proj"])
+    assert built(in_part, "mtp.layers.0.mlp.up_proj")
+    assert not built(in_part, "mtp.fc")
+
+
 @pytest.mark.parametrize(
     "entry",
     [
