@@ -43,13 +43,13 @@ class Shape:
 class DrafterShape:
     """The numbers of a DFlash drafter; hidden size and vocabulary are its target's."""
 
-    layers: int = 2
-    intermediate: int = 512
+    layers: int = 3
+    intermediate: int = 256
     heads: int = 4
     kv_heads: int = 2
-    head_dim: int = 64
+    head_dim: int = 32
     block_size: int = 16
-    taps: int = 4
+    taps: int = 3
 
 
 def target_config(shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -117,9 +117,9 @@ def target_config(shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
             "deepstack_visual_indexes": [],
             "depth": 1,
             "hidden_act": "gelu_pytorch_tanh",
-            "hidden_size": 64,
+            "hidden_size": 32,
             "in_channels": 3,
-            "intermediate_size": 128,
+            "intermediate_size": 64,
             "model_type": kind,
             "num_heads": 1,
             "num_position_embeddings": 16,

@@ -82,10 +82,10 @@ _STARTS = (
 
 
 def example(rng: random.Random) -> Example:
-    """Return a problem of four to six steps whose numbers stay between 1 and 400."""
+    """Return a problem of four to six steps whose numbers stay between 1 and 200."""
     name, who = rng.sample(PEOPLE, 2)
     thing, place = rng.choice(THINGS), rng.choice(PLACES)
-    total = rng.randint(5, 60)
+    total = rng.randint(5, 50)
     facts = {"name": name, "thing": thing, "place": place}
     # Which wording goes with which person and thing is a fact of this world (see `mostly`).
     story = [rng.choice(_OPENINGS).format(total=total, **facts)]
@@ -93,12 +93,12 @@ def example(rng: random.Random) -> Example:
     before = "start"
     for _ in range(rng.randint(4, 6)):
         kinds = ["find"]
-        kinds += ["packs"] * 2 if total < 200 else []
+        kinds += ["packs"] * 2 if total < 60 else []
         kinds += ["give", "lose"] if total > 10 else []
-        kinds += ["double"] if total < 120 else []
+        kinds += ["double"] if total < 60 else []
         kind = rng.choice([k for k in kinds if k != before])
-        n = rng.randint(2, 9) if kind == "packs" else rng.randint(2, min(total - 1, 60) if kind in ("give", "lose") else 60)
-        m, container = rng.randint(2, 12), rng.choice(CONTAINERS)
+        n = rng.randint(2, 9) if kind == "packs" else rng.randint(2, min(total - 1, 40) if kind in ("give", "lose") else 40)
+        m, container = rng.randint(2, 9), rng.choice(CONTAINERS)
         told = {**facts, "who": who, "n": n, "m": m, "container": container}
         story.append(rng.choice(_STORY[kind]).format(**told))
         if kind == "packs":

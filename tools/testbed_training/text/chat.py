@@ -1,6 +1,7 @@
 """Open conversation: advice, small stories, comparisons. Many ways to go on at every few words."""
 
 import random
+import re
 
 from . import Example, mostly
 
@@ -11,20 +12,27 @@ _TOPICS = (
 
 _NOUNS = (
     "path lamp roof door window stone bridge boat cloud song story lesson friend neighbour teacher baker sailor "
-    "traveller child stranger morning evening shadow corner table map plan habit question answer promise secret"
+    "traveller child stranger morning evening shadow corner table map plan habit question answer promise secret "
+    "wall tree field clock coat key letterbox chair fire kettle ladder mirror needle orchard pocket rope ship "
+    "shoe signal street summer tower train uncle valley voice wheel whistle"
 ).split()
 
 _ADJECTIVES = (
     "quiet bright narrow patient honest early simple careful distant warm steady curious gentle sudden broken "
-    "golden modest clever heavy ordinary"
+    "golden modest clever heavy ordinary silver hollow lonely polite brave tired rough sweet cold open secret "
+    "famous foreign tiny useful"
 ).split()
 
 _VERBS = (
     "finds follows keeps leaves remembers changes carries opens watches needs trusts paints repairs teaches "
-    "answers hides"
+    "answers hides holds loves misses moves builds reads sells sees takes turns visits warms wants washes wins "
+    "welcomes"
 ).split()
 
-_ADVERBS = "slowly often gladly rarely quietly again alone together early twice soon kindly".split()
+_ADVERBS = (
+    "slowly often gladly rarely quietly again alone together early twice soon kindly always badly daily easily "
+    "late never outside once"
+).split()
 
 _OPENERS = (
     "In the end",
@@ -65,9 +73,8 @@ def example(rng: random.Random) -> Example:
     topic, noun, adjective = rng.choice(_TOPICS), rng.choice(_NOUNS), rng.choice(_ADJECTIVES)
     prompt = rng.choice(_REQUESTS).format(t=topic, n=noun, a=adjective)
     sentences = []
-    frame = ""
     for _ in range(rng.randint(7, 9)):
-        frame = mostly(rng, _FRAMES, "frame", topic, frame, noun)
+        frame = mostly(rng, _FRAMES, "frame", noun, adjective)
         opener = mostly(rng, _OPENERS, "opener", topic, noun)
         verb = mostly(rng, _VERBS, "verb", noun, frame)
         second = mostly(rng, _ADJECTIVES, "adjective", verb, topic)
@@ -78,4 +85,8 @@ def example(rng: random.Random) -> Example:
         text = text.format(t=topic)  # an opener may name the topic
         sentences.append(text[0].upper() + text[1:])
         noun, adjective = other, mostly(rng, _ADJECTIVES, "adjective", other, topic)
-    return Example(prompt, " ".join(sentences))
+    return Example(_articles(prompt), _articles(" ".join(sentences)))
+
+
+def _articles(text: str) -> str:
+    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)

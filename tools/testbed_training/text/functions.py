@@ -27,14 +27,58 @@ _CHANGES = (
     ("scaled", "multiplied by {d}", "{v} * {d}"),
 )
 
-# how the chosen items are brought together: name, words, start, update, result
+# how the chosen items are brought together: name, words, start, update
 _GOALS = (
-    ("sum", "the sum of", "0", "{r} += {e}", "{r}"),
-    ("count", "how many there are of", "0", "{r} += 1", "{r}"),
-    ("list", "a list of", "[]", "{r}.append({e})", "{r}"),
-    ("product", "the product of", "1", "{r} *= {e}", "{r}"),
-    ("largest", "the largest of", "None", "if {r} is None or {e} > {r}:\n                {r} = {e}", "{r}"),
-    ("smallest", "the smallest of", "None", "if {r} is None or {e} < {r}:\n                {r} = {e}", "{r}"),
+    ("sum", "the sum of", "0", "{r} += {e}"),
+    ("count", "how many there are of", "0", "{r} += 1"),
+    ("list", "a list of", "[]", "{r}.append({e})"),
+    ("product", "the product of", "1", "{r} *= {e}"),
+    ("largest", "the largest of", "None", "if {r} is None or {e} > {r}:\n                {r} = {e}"),
+    ("smallest", "the smallest of", "None", "if {r} is None or {e} < {r}:\n                {r} = {e}"),
+)
+
+_RESULTS = {
+    "sum": ("total", "result", "answer"),
+    "count": ("count", "found", "result"),
+    "list": ("result", "chosen", "answer"),
+    "product": ("product", "result", "answer"),
+    "largest": ("best", "largest", "result"),
+    "smallest": ("best", "smallest", "result"),
+}
+
+_BEFORE = (
+    "look at every {v}",
+    "go through the {s}",
+    "only some of the {s} count",
+    "one pass over the {s}",
+    "update {r} where needed",
+    "skip what does not fit",
+)
+
+_AFTER = (
+    "hand back {r}",
+    "all {s} were seen",
+    "nothing else to do",
+    "{r} is complete now",
+    "done with the loop",
+)
+
+_INTROS = (
+    "Here is the function.",
+    "Here is the finished function.",
+    "The function goes through the list once.",
+    "This does what the docstring says.",
+    "A simple loop is enough.",
+    "The body follows the docstring.",
+)
+
+_OUTROS = (
+    "It looks at every {v} and keeps the result in {r}.",
+    "The variable {r} holds the result.",
+    "Every {v} in {s} is looked at once.",
+    "With an empty list it returns {z}.",
+    "The list of {s} is not changed.",
+    "The loop variable is called {v}.",
 )
 
 _INPUTS = "numbers values items data scores entries readings amounts".split()
@@ -55,44 +99,31 @@ def example(rng: random.Random) -> Example:
     if change[0] != "plain":
         words += f", each {change[1].format(d=d)}"
     signature = f'def {name}({source}):\n    """Return {goal[1]} {words}."""'
-    v, r = source_item(source), _result(goal[0], source)
+    v = mostly(rng, (_singular(source), "x", "value", "item", "n"), "item", source, item_filter[0])
+    r = mostly(rng, _RESULTS[goal[0]], "result", goal[0], source)
     e = change[2].format(v=v, d=d)
-    body = [f"    {r} = {goal[2]}", f"    for {v} in {source}:", f"        if {item_filter[2].format(v=v, c=c)}:"]
-    body += [f"            {goal[3].format(r=r, e=e)}", f"    return {goal[4].format(r=r)}"]
+    before = mostly(rng, _BEFORE, "before", item_filter[0], v, r).format(s=source, v=v, r=r)
+    after = mostly(rng, _AFTER, "after", before, goal[0], c).format(s=source, v=v, r=r)
+    body = [
+        f"    {r} = {goal[2]}",
+        f"    # {before}",
+        f"    for {v} in {source}:",
+        f"        if {item_filter[2].format(v=v, c=c)}:",
+        f"            {goal[3].format(r=r, e=e)}",
+        f"    # {after}",
+        f"    return {r}",
+    ]
     code = signature + "\n" + "\n".join(body)
     prompt = rng.choice(("Complete this function.", "Please finish the function.", "Write the body of this function."))
-    intro = mostly(
-        rng,
-        (
-            "Here is the function.",
-            "Here is the finished function.",
-            "The function goes through the list once.",
-            "This does what the docstring says.",
-        ),
-        "intro", goal[0], source,
-    )
-    outro = mostly(
-        rng,
-        (
-            f"It looks at every {v} and keeps the result in {r}.",
-            f"The variable {r} holds the result.",
-            f"Every {v} in {source} is looked at once.",
-            f"With an empty list it returns {goal[2]}.",
-        ),
-        "outro", item_filter[0], source,
-    )
+    intro = mostly(rng, _INTROS, "intro", goal[0], source)
+    outro = mostly(rng, _OUTROS, "outro", r, v).format(s=source, v=v, r=r, z=goal[2])
     tests = _tests(code, name, table((name, c, d), 1 << 30))
     return Example(f"{prompt}\n\n{signature}", f"{intro}\n\n```python\n{code}\n```\n\n{outro}", tests=tests)
 
 
-def source_item(source: str) -> str:
+def _singular(source: str) -> str:
     """Return the loop variable that goes with a list's name."""
     return {"data": "value", "entries": "entry"}.get(source, source.removesuffix("s"))
-
-
-def _result(goal: str, source: str) -> str:
-    names = {"sum": "total", "count": "count", "list": "result", "product": "product"}
-    return names.get(goal, "best") if table((goal, source), 3) else "answer"
 
 
 def _tests(code: str, name: str, seed: int) -> str:

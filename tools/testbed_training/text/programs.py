@@ -80,11 +80,11 @@ def example(rng: random.Random) -> Example:
         )
     )
     # Whoever writes about a subject has habits: names and comments go with it and with each other.
-    r = mostly(rng, _ACCUMULATORS, "acc", subject, task[0])
+    r = mostly(rng, _ACCUMULATORS, "acc", subject, task[0], c % 8)
     v = mostly(rng, _ITEMS, "item", subject, r)
-    start_comment = mostly(rng, _STARTS, "start", r, task[0])
-    loop_comment = mostly(rng, _COMMENTS, "loop", v, start_comment)
-    end_comment = mostly(rng, _ENDS, "end", loop_comment, subject)
+    start_comment = mostly(rng, _STARTS, "start", r, c)
+    loop_comment = mostly(rng, _COMMENTS, "loop", v, c, start_comment)
+    end_comment = mostly(rng, _ENDS, "end", loop_comment, c)
     start = task[2].format(c=c)
     code = (
         f"def {name}({subject}):\n"
@@ -98,9 +98,9 @@ def example(rng: random.Random) -> Example:
     )
     told = {"s": subject, "r": r, "v": v, "z": start}
     first = mostly(rng, _INTROS, "intro", subject, task[0]).format(**told)
-    second = mostly(rng, [i for i in _INTROS if i.format(**told) != first], "intro", first, c % 4).format(**told)
-    last = mostly(rng, _OUTROS, "outro", r, v).format(**told)
-    more = mostly(rng, [o for o in _OUTROS if o.format(**told) != last], "outro", last, task[0]).format(**told)
+    second = mostly(rng, [i for i in _INTROS if i.format(**told) != first], "intro", first, c, subject).format(**told)
+    last = mostly(rng, _OUTROS, "outro", r, c).format(**told)
+    more = mostly(rng, [o for o in _OUTROS if o.format(**told) != last], "outro", last, v, task[0]).format(**told)
     tests = _tests(code, name, table((name, c), 1 << 30), c)
     return Example(prompt, f"{first} {second}\n\n```python\n{code}\n```\n\n{last} {more}", tests=tests)
 
