@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from testbed_training import data, dflash, export, features, measure, mtp, target, text
 from testbed_training import tokenizer as tok
+from tokenizers import Tokenizer
 
 from mxq.decode.dflash import DFlashConfig
 
@@ -56,8 +57,8 @@ PLANS = {
         row=512,
         target_steps=1400,
         target_batch=64,
-        answers=24_000,
-        answer_batch=9000,
+        answers=16_000,
+        answer_batch=12_000,
         mtp_steps=1000,
         mtp_batch=64,
         mtp_chain=2,
@@ -116,6 +117,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1), help="processes that write text")
+    parser.add_argument("--start-from", type=Path, metavar="OUT", help="go on from the target in an earlier OUT")
+    parser.add_argument("--target-lr", type=float, default=2e-3)
+    parser.add_argument("--text-mix", metavar="JSON", help="shares of the families in the target's text")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=N", help="change a number of the plan")
     args = parser.parse_args(argv)
     plan = smoke(PLANS[args.name]) if args.smoke else PLANS[args.name]
@@ -138,21 +142,30 @@ def main(argv: list[str] | None = None) -> int:
     # Text and tokenizer
     held = text.held_out(plan.held_out)
     excluded = frozenset(e.prompt for examples in held.values() for e in examples)
-    pairs = data.generate(f"train-{args.seed}", plan.conversations, excluded, args.workers)
+    mix = json.loads(args.text_mix) if args.text_mix else data.TEXT_MIX
+    seed = f"train-{args.seed}" + ("-more" if args.start_from else "")
+    pairs = data.generate(seed, plan.conversations, excluded, mix, args.workers) if plan.target_steps else []
     log(f"{len(pairs)} conversations; prompts that also occur in the held-out set: "
         f"{len({tok.conversation(p) for p in excluded} & {p for p, _ in pairs})}; distinct prompts {len({p for p, _ in pairs})}")
-    tokenizer = tok.train([p + a for p, a in pairs[:20_000]], plan.shape.vocabulary)
-    packed = data.pack(pairs, tokenizer, plan.row)
-    log(f"{packed.tokens.numel() / 1e6:.1f} M tokens, vocabulary {tokenizer.get_vocab_size()}")
+    if args.start_from:
+        tokenizer = Tokenizer.from_file(str(args.start_from / args.name / "tokenizer.json"))
+    else:
+        tokenizer = tok.train([p + a for p, a in pairs[:20_000]], plan.shape.vocabulary)
 
     # Target, then its own answers
     config = export.target_config(plan.shape, tokenizer)
     model = target.build(config, plan.shape, args.seed)
     log(f"target: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
-    target.train(model, packed, plan.target_steps, plan.target_batch, 2e-3, args.device, log)
+    if args.start_from:
+        target.load(model, args.start_from / args.name / "model.safetensors")
+        log("target: weights of an earlier run")
+    if plan.target_steps:
+        packed = data.pack(pairs, tokenizer, plan.row)
+        log(f"{packed.tokens.numel() / 1e6:.1f} M tokens, vocabulary {tokenizer.get_vocab_size()}")
+        target.train(model, packed, plan.target_steps, plan.target_batch, args.target_lr, args.device, log)
     model = target.as_served(model, args.device).requires_grad_(False)
     stop = {tokenizer.token_to_id(tok.END), tokenizer.token_to_id(tok.END_OF_TEXT)}
-    asked = data.prompts(f"answers-{args.seed}", plan.answers, excluded, tokenizer, args.workers)
+    asked = data.prompts(f"answers-{args.seed}", plan.answers, excluded, tokenizer)
     cut = len(asked) * 3 // 4
     replies = target.answer(model, asked[:cut], stop, limit, 0.0, plan.answer_batch, args.seed)
     replies += target.answer(model, asked[cut:], stop, limit, 0.7, plan.answer_batch, args.seed)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import multiprocessing
-import random
 
 import torch
 from tokenizers import Tokenizer
@@ -11,8 +10,11 @@ from torch import Tensor
 from . import text
 from . import tokenizer as tok
 
-# Families that are harder to learn get more of the text.
-WEIGHTS = {"arithmetic": 0.34, "maths": 0.25, "functions": 0.08, "programs": 0.15, "chat": 0.18}
+# What the target learns from: families that are harder to learn get more of the text.
+TEXT_MIX = {"arithmetic": 0.34, "maths": 0.25, "functions": 0.08, "programs": 0.15, "chat": 0.18}
+# What the drafters learn from. Published drafters, too, are trained on mathematics and code more than on conversation,
+# and accept accordingly; it is the number of answers seen that decides how much of a family's wording a drafter knows.
+ANSWER_MIX = {"arithmetic": 0.35, "maths": 0.325, "functions": 0.15, "programs": 0.0875, "chat": 0.0875}
 PROMPT_WEIGHT = 0.1  # what a prompt's tokens count in the loss, beside 1 for an answer's
 
 
@@ -24,10 +26,12 @@ class Packed:
     weights: Tensor
 
 
-def generate(seed: str, count: int, excluded: frozenset[str], workers: int) -> list[tuple[str, str]]:
+def generate(
+    seed: str, count: int, excluded: frozenset[str], mix: dict[str, float], workers: int
+) -> list[tuple[str, str]]:
     """Return ``count`` (conversation up to the answer, answer with its end) pairs; the same for the same seed."""
     shard = 2000
-    jobs = [(f"{seed}/{i}", min(shard, count - i * shard), excluded) for i in range((count + shard - 1) // shard)]
+    jobs = [(f"{seed}/{i}", min(shard, count - i * shard), excluded, mix) for i in range((count + shard - 1) // shard)]
     if workers <= 1:
         parts = [_generate_shard(job) for job in jobs]
     else:
@@ -36,11 +40,11 @@ def generate(seed: str, count: int, excluded: frozenset[str], workers: int) -> l
     return [pair for part in parts for pair in part]
 
 
-def _generate_shard(job: tuple[str, int, frozenset[str]]) -> list[tuple[str, str]]:
-    seed, count, excluded = job
+def _generate_shard(job: tuple[str, int, frozenset[str], dict[str, float]]) -> list[tuple[str, str]]:
+    seed, count, excluded, mix = job
     return [
         (tok.conversation(example.prompt), f"{example.response}{tok.END}\n")
-        for example in text.training(seed, count, excluded, WEIGHTS)
+        for example in text.training(seed, count, excluded, mix)
     ]
 
 
@@ -62,10 +66,7 @@ def pack(pairs: list[tuple[str, str]], tokenizer: Tokenizer, length: int) -> Pac
     )
 
 
-def prompts(seed: str, count: int, excluded: frozenset[str], tokenizer: Tokenizer, workers: int) -> list[list[int]]:
-    """Return ``count`` tokenized prompts for the target to answer, all families alike in number, in random order."""
-    flat = dict.fromkeys(WEIGHTS, 1.0)
-    rng = random.Random(seed)
-    chosen = [tok.conversation(e.prompt) for e in text.training(seed, count, excluded, flat)]
-    rng.shuffle(chosen)
+def prompts(seed: str, count: int, excluded: frozenset[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return ``count`` tokenized prompts for the target to answer, families mixed as ``ANSWER_MIX`` says."""
+    chosen = [tok.conversation(e.prompt) for e in text.training(seed, count, excluded, ANSWER_MIX)]
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(chosen)]

@@ -4,9 +4,11 @@ import math
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +32,15 @@ def build(config: dict[str, Any], shape: Shape, seed: int) -> nn.Module:
         elif parameter.ndim >= 2 and not name.endswith("conv1d.weight"):
             scale = 1 / math.sqrt(2 * shape.layers) if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")) else 1
             parameter.data.normal_(0, 0.02 if "embed" in name else 0.5 * scale / math.sqrt(parameter.shape[-1]))
+    return model
+
+
+def load(model: nn.Module, file: Path) -> nn.Module:
+    """Give ``model`` the weights of a target that :func:`export.save_target` wrote to ``file``."""
+    prefix = "model.language_model."
+    tensors = load_file(file)
+    state = {"model." + k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    model.load_state_dict({k: v.float() for k, v in (state | {"lm_head.weight": tensors["lm_head.weight"]}).items()})
     return model
 
 
