@@ -87,8 +87,9 @@ class _Lines:
         share = self._done / self._total
         left = elapsed * (1 - share) / share if share else 0.0
         if self._unit == "B":
-            done, total = self._done / 1e9, self._total / 1e9
-            amount = f"{done:.3f}/{total:.3f} GB, {done / max(elapsed, 1e-9):.2f} GB/s"
+            scale, unit = (1e9, "GB") if self._total >= 1e9 else (1e6, "MB")
+            done, total = self._done / scale, self._total / scale
+            amount = f"{done:.1f}/{total:.1f} {unit}, {done / max(elapsed, 1e-9):.2f} {unit}/s"
         else:
             amount = f"{self._done:g}/{self._total:g} {self._unit}"
         note(f"{self._title}: {share:4.0%} ({amount}), {elapsed:.0f} s, {left:.0f} s left")

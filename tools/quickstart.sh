@@ -31,5 +31,14 @@ fi
 say "2/3 Verify it against its source"
 run mxq verify "$converted" --against testbed:dense
 
-say "3/3 Decode the same prompts with both: plain, MTP, DFlash"
-run mxq eval --bf16 testbed:dense --mxfp4 "$converted" --spec mtp --spec dflash --out "$out/run"
+say "3/3 Decode the same prompts with both: plain, MTP, DFlash (two to four minutes)"
+run mxq eval --bf16 testbed:dense --mxfp4 "$converted" --spec mtp --spec dflash -k 3 -k 15 --limit 3 --out "$out/run"
+
+cat >&2 <<END
+
+Everything is in $out: the converted model, and the run with one record per request.
+Next, with $VENV/bin in PATH (source $VENV/bin/activate):
+  mxq eval --show $out/run      these tables again
+  mxq eval --help               more prompts, budgets and workloads, your own prompts, sampling
+  mxq inspect $converted --worst 10
+END
