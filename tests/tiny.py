@@ -2,10 +2,12 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from testbed_training import export, text
 from testbed_training import tokenizer as tok
+from testbed_training.target import CausalLM
 
 from mxq.decode.dflash import DFlashConfig, DFlashModel
 from mxq.decode.mtp import MTPModel
@@ -58,7 +60,7 @@ def write_drafter(directory: Path, target: Path, *, seed: int = 0, **shape: int)
     return directory
 
 
-def _causal_lm(config: dict) -> torch.nn.Module:
+def _causal_lm(config: dict[str, Any]) -> CausalLM:
     from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
     kind = Qwen3_5MoeForCausalLM if config["model_type"] == "qwen3_5_moe" else Qwen3_5ForCausalLM

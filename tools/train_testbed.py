@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from testbed_training import data, dflash, export, features, measure, mtp, target, text
@@ -104,8 +105,11 @@ def change(plan: Plan, key: str, value: str) -> Plan:
     """Set one number of the plan; ``drafter.layers`` and the like reach into its shapes."""
     part, _, name = key.rpartition(".")
     if part:
-        return dataclasses.replace(plan, **{part: dataclasses.replace(getattr(plan, part), **{name: int(value)})})
-    return dataclasses.replace(plan, **{name: int(value)})
+        key, number = part, dataclasses.replace(getattr(plan, part), **{name: int(value)})
+    else:
+        number = int(value)
+    changed: dict[str, Any] = {key: number}
+    return dataclasses.replace(plan, **changed)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -145,8 +149,12 @@ def main(argv: list[str] | None = None) -> int:
     mix = json.loads(args.text_mix) if args.text_mix else data.TEXT_MIX
     seed = f"train-{args.seed}" + ("-more" if args.start_from else "")
     pairs = data.generate(seed, plan.conversations, excluded, mix, args.workers) if plan.target_steps else []
-    log(f"{len(pairs)} conversations; prompts that also occur in the held-out set: "
-        f"{len({tok.conversation(p) for p in excluded} & {p for p, _ in pairs})}; distinct prompts {len({p for p, _ in pairs})}")
+    distinct = {p for p, _ in pairs}
+    both = len({tok.conversation(p) for p in excluded} & distinct)
+    log(
+        f"{len(pairs)} conversations; prompts that also occur in the held-out set: {both}; "
+        f"distinct prompts {len(distinct)}"
+    )
     if args.start_from:
         tokenizer = Tokenizer.from_file(str(args.start_from / args.name / "tokenizer.json"))
     else:
@@ -164,14 +172,16 @@ def main(argv: list[str] | None = None) -> int:
         log(f"{packed.tokens.numel() / 1e6:.1f} M tokens, vocabulary {tokenizer.get_vocab_size()}")
         target.train(model, packed, plan.target_steps, plan.target_batch, args.target_lr, args.device, log)
     model = target.as_served(model, args.device).requires_grad_(False)
-    stop = {tokenizer.token_to_id(tok.END), tokenizer.token_to_id(tok.END_OF_TEXT)}
+    stop = {tok.token_id(tokenizer, tok.END), tok.token_id(tokenizer, tok.END_OF_TEXT)}
     asked = data.prompts(f"answers-{args.seed}", plan.answers, excluded, tokenizer)
     cut = len(asked) * 3 // 4
     replies = target.answer(model, asked[:cut], stop, limit, 0.0, plan.answer_batch, args.seed)
     replies += target.answer(model, asked[cut:], stop, limit, 0.7, plan.answer_batch, args.seed)
-    log(f"{len(replies)} answers, {sum(map(len, replies)) / 1e6:.2f} M tokens; "
-        f"{sum(r[-1] in stop for r in replies) / len(replies):.1%} ended")
-    drafter_config = export.drafter_config(plan.drafter, config, tokenizer.token_to_id(tok.MASK))
+    log(
+        f"{len(replies)} answers, {sum(map(len, replies)) / 1e6:.2f} M tokens; "
+        f"{sum(r[-1] in stop for r in replies) / len(replies):.1%} ended"
+    )
+    drafter_config = export.drafter_config(plan.drafter, config, tok.token_id(tokenizer, tok.MASK))
     layer_ids = drafter_config["dflash_config"]["target_layer_ids"]
     answers = features.collect(model, asked, replies, layer_ids)
     log(f"features of {len(answers)} answers, up to {answers.tokens.shape[1]} tokens, layers {layer_ids}")
@@ -182,16 +192,21 @@ def main(argv: list[str] | None = None) -> int:
     mtp.train(head, model, answers, plan.mtp_steps, plan.mtp_batch, 1.5e-3, plan.mtp_chain, args.device, log)
     drafter = dflash.initial(DFlashConfig.from_dict(drafter_config), args.seed)
     log(f"DFlash drafter: {sum(p.numel() for p in drafter.parameters()) / 1e6:.2f} M parameters")
-    dflash.train(drafter, model, answers, plan.dflash_steps, plan.dflash_batch, 1.5e-3, plan.anchors, 7.0, args.device, log)
+    dflash.train(
+        drafter, model, answers, plan.dflash_steps, plan.dflash_batch, 1.5e-3, plan.anchors, 7.0, args.device, log
+    )
     del answers
 
     # Write, then look
     vision = export.vision_tower(config)
     where = args.out / args.name
-    export.save_target(where, config, tokenizer, dict(model.model.state_dict()), model.lm_head.weight, dict(head.state_dict()), vision)
+    export.save_target(
+        where, config, tokenizer, dict(model.model.state_dict()), model.lm_head.weight, dict(head.state_dict()), vision
+    )
     export.save_drafter(args.out / f"{args.name}-dflash", drafter_config, dict(drafter.state_dict()))
     write_prompts(args.out / "prompts", held)
-    log(f"written: {', '.join(f'{p.parent.name} {p.stat().st_size / 1e6:.2f} MB' for p in sorted(args.out.glob(args.name + '*/model.safetensors')))}")
+    weights = sorted(args.out.glob(f"{args.name}*/model.safetensors"))
+    log(f"written: {', '.join(f'{p.parent.name} {p.stat().st_size / 1e6:.2f} MB' for p in weights)}")
     head.to(torch.bfloat16)
     drafter.to(torch.bfloat16)
     everything = [e for examples in held.values() for e in examples]
@@ -207,9 +222,11 @@ def main(argv: list[str] | None = None) -> int:
         lengths += [measure.acceptance(found, measure.dflash_drafts(drafter, model, found, k), k) for k in (3, 7, 15)]
         judged = measure.judge(examples, [tokenizer.decode(reply) for reply in replies])
         score = f"{sum(judged) / len(judged):.1%} right" if judged else "not judged"
-        log(f"{name:11} acceptance length MTP 3/7/15 {lengths[0]:.2f} {lengths[1]:.2f} {lengths[2]:.2f}"
+        log(
+            f"{name:11} acceptance length MTP 3/7/15 {lengths[0]:.2f} {lengths[1]:.2f} {lengths[2]:.2f}"
             f"  DFlash 3/7/15 {lengths[3]:.2f} {lengths[4]:.2f} {lengths[5]:.2f}"
-            f"  {sum(map(len, replies)) / len(replies):.0f} tokens an answer, {score}")
+            f"  {sum(map(len, replies)) / len(replies):.0f} tokens an answer, {score}"
+        )
         log(f"  e.g. {tokenizer.decode(asked[0])[-160:]!r} -> {tokenizer.decode(replies[0])[:200]!r}")
         if plan.shape.moe:
             shares = measure.expert_shares(model, found)

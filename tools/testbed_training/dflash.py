@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mxq.decode.dflash import DFlashConfig, DFlashModel
 
 from .features import Answers
-from .target import Log, _adamw, _set_lr
+from .target import CausalLM, Log, _adamw, _set_lr
 
 
 def initial(config: DFlashConfig, seed: int) -> DFlashModel:
@@ -22,7 +22,9 @@ def initial(config: DFlashConfig, seed: int) -> DFlashModel:
     model = DFlashModel(config)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
-            scale = (2 * config.num_hidden_layers) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
+            scale = (
+                (2 * config.num_hidden_layers) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
+            )
             parameter.data.normal_(0, 0.5 * scale * parameter.shape[-1] ** -0.5)
     return model
 
@@ -35,14 +37,16 @@ def block_mask(anchors: Tensor, block: int, length: int) -> Tensor:
     """
     rows, count = anchors.shape
     context = torch.arange(length, device=anchors.device) < anchors[..., None]
-    own = torch.eye(count, dtype=torch.bool, device=anchors.device).repeat_interleave(block, 0).repeat_interleave(block, 1)
+    own = (
+        torch.eye(count, dtype=torch.bool, device=anchors.device)
+        .repeat_interleave(block, 0)
+        .repeat_interleave(block, 1)
+    )
     mask = torch.cat([context.repeat_interleave(block, 1), own.expand(rows, -1, -1)], -1)
     return mask[:, None]
 
 
-def blocks(
-    model: DFlashModel, embed: nn.Module, data: Answers, anchors: Tensor, block: int
-) -> Tensor:
+def blocks(model: DFlashModel, embed: nn.Module, data: Answers, anchors: Tensor, block: int) -> Tensor:
     """Return the hidden states of one block per anchor [rows, anchors, block, hidden]; ``anchors`` [rows, anchors]."""
     rows, count = anchors.shape
     length = data.tokens.shape[1]
@@ -57,8 +61,16 @@ def blocks(
 
 
 def train(
-    model: DFlashModel, target: nn.Module, data: Answers, steps: int, batch: int, lr: float, anchors: int, gamma: float,
-    device: str, log: Log,
+    model: DFlashModel,
+    target: CausalLM,
+    data: Answers,
+    steps: int,
+    batch: int,
+    lr: float,
+    anchors: int,
+    gamma: float,
+    device: str,
+    log: Log,
 ) -> None:
     """Train with ``anchors`` random blocks in each of ``batch`` rows a step."""
     model.train().to(device)
@@ -90,8 +102,7 @@ def train(
         if step % 200 == 0 or step == steps - 1:
             right = ((logits.argmax(-1) == goal) | ~valid).cumprod(-1) * valid
             spent = time.monotonic() - started
-            log(
-                f"dflash {step + 1}/{steps} loss {loss.item():.4f} training acceptance length"
-                f" {1 + right.sum(-1).float().mean().item():.2f} ({spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step)"
-            )
+            pace = f"{spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step"
+            length = 1 + right.sum(-1).float().mean().item()
+            log(f"dflash {step + 1}/{steps} loss {loss.item():.4f} training acceptance length {length:.2f} ({pace})")
     model.eval()

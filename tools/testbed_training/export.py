@@ -189,7 +189,13 @@ def vision_tower(config: dict[str, Any]) -> State:
 
 
 def save_target(
-    directory: Path, config: dict[str, Any], tokenizer: Tokenizer, text: State, lm_head: Tensor, mtp: State, vision: State
+    directory: Path,
+    config: dict[str, Any],
+    tokenizer: Tokenizer,
+    text: State,
+    lm_head: Tensor,
+    mtp: State,
+    vision: State,
 ) -> None:
     """Write a target. ``text`` has transformers' names of the text model, ``mtp`` those of ``MTPModel``."""
     tensors = {f"model.language_model.{name}": tensor for name, tensor in text.items()}
@@ -224,7 +230,9 @@ def save_target(
         "size": {"longest_edge": 1024, "shortest_edge": 64},
     }
     _save_json(directory / "preprocessor_config.json", {**pixels, "image_processor_type": "Qwen2VLImageProcessorFast"})
-    _save_json(directory / "video_preprocessor_config.json", {**pixels, "video_processor_type": "Qwen3VLVideoProcessor"})
+    _save_json(
+        directory / "video_preprocessor_config.json", {**pixels, "video_processor_type": "Qwen3VLVideoProcessor"}
+    )
     tok.save(tokenizer, directory)
 
 

@@ -3,7 +3,9 @@
 import dataclasses
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .target import CausalLM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Answers:
 
 @torch.inference_mode()
 def collect(
-    model: nn.Module, prompts: list[list[int]], answers: list[list[int]], layer_ids: list[int], batch: int = 256
+    model: CausalLM, prompts: list[list[int]], answers: list[list[int]], layer_ids: list[int], batch: int = 256
 ) -> Answers:
     """Run the target once over every prompt and answer; ``layer_ids`` are 0-based, a layer's output is tapped."""
     device = next(model.parameters()).device

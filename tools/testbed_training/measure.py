@@ -18,15 +18,18 @@ from mxq.decode.mtp import MTPModel
 
 from . import dflash, mtp
 from .features import Answers
+from .target import CausalLM
 from .text import Example
 
 
 @torch.inference_mode()
-def mtp_drafts(model: MTPModel, target: nn.Module, data: Answers, budget: int, batch: int = 32) -> Tensor:
+def mtp_drafts(model: MTPModel, target: CausalLM, data: Answers, budget: int, batch: int = 32) -> Tensor:
     """Return the drafts of every position as anchor [rows, length, budget]; an anchor's own token is not drafted."""
     parts = []
     for begin in range(0, len(data), batch):
-        part = Answers(*(getattr(data, name)[begin : begin + batch] for name in ("tokens", "start", "end", "hidden", "taps")))
+        part = Answers(
+            *(getattr(data, name)[begin : begin + batch] for name in ("tokens", "start", "end", "hidden", "taps"))
+        )
         logits = mtp.chain(model, target.model.embed_tokens, target.lm_head, part, budget, true_tokens=False)
         drafts = torch.stack([each.argmax(-1) for each in logits], -1)
         parts.append(drafts.roll(1, 1))  # the chain started at position i drafts for the anchor i + 1
@@ -34,14 +37,19 @@ def mtp_drafts(model: MTPModel, target: nn.Module, data: Answers, budget: int, b
 
 
 @torch.inference_mode()
-def dflash_drafts(model: DFlashModel, target: nn.Module, data: Answers, budget: int) -> Tensor:
+def dflash_drafts(model: DFlashModel, target: CausalLM, data: Answers, budget: int) -> Tensor:
     """Return the drafts of every position of the answers as anchor [rows, length, budget]."""
     rows, length = data.tokens.shape
     drafts = torch.full((rows, length, budget), -1, device=data.tokens.device)
     for row in range(rows):
         part = data.rows(torch.tensor([row], device=data.tokens.device))
         anchors = torch.arange(int(part.start), int(part.end), device=data.tokens.device)
-        one = Answers(*(getattr(part, n).expand(len(anchors), *getattr(part, n).shape[1:]) for n in ("tokens", "start", "end", "hidden", "taps")))
+        one = Answers(
+            *(
+                getattr(part, n).expand(len(anchors), *getattr(part, n).shape[1:])
+                for n in ("tokens", "start", "end", "hidden", "taps")
+            )
+        )
         hidden = dflash.blocks(model, target.model.embed_tokens, one, anchors[:, None], budget + 1)
         drafts[row, anchors] = target.lm_head(hidden[:, 0, 1:]).argmax(-1)
     return drafts
@@ -90,7 +98,7 @@ def _passes(code: str, tests: str) -> bool:
 
 
 @torch.inference_mode()
-def expert_shares(model: nn.Module, data: Answers, batch: int = 64) -> list[list[float]]:
+def expert_shares(model: CausalLM, data: Answers, batch: int = 64) -> list[list[float]]:
     """Return, for each mixture-of-experts layer, the share of routed tokens that each expert gets."""
     counts: dict[int, Tensor] = {}
     hooks = []

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,12 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import apply_rotary_pos_emb, r
 from mxq.decode.mtp import MTPModel
 
 from .features import Answers
-from .target import Log, _adamw, _set_lr
+from .target import CausalLM, Log, _adamw, _set_lr
 
 KeyValue = tuple[Tensor, Tensor]
 
 
-def initial(target: nn.Module, seed: int) -> MTPModel:
+def initial(target: CausalLM, seed: int) -> MTPModel:
     """Start from what is known: ``fc`` adds its two inputs, the layer is the target's last full-attention layer."""
     torch.manual_seed(seed)
     mtp = MTPModel(target.config)
@@ -28,7 +29,11 @@ def initial(target: nn.Module, seed: int) -> MTPModel:
 
 
 def chain(
-    mtp: MTPModel, embed: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor], data: Answers, steps: int,
+    mtp: MTPModel,
+    embed: Callable[[Tensor], Tensor],
+    head: Callable[[Tensor], Tensor],
+    data: Answers,
+    steps: int,
     true_tokens: bool,
 ) -> list[Tensor]:
     """Return the logits of ``steps`` chained entries started at every position: [rows, length, vocabulary] each.
@@ -37,7 +42,7 @@ def chain(
     made from true hidden states up to i, and to the chain's own. With ``true_tokens`` the chain reads the answer's
     tokens (training), else its own predictions (drafting).
     """
-    layer = mtp.layers[0]
+    layer: Any = mtp.layers[0]
     rows, length = data.tokens.shape
     device = data.tokens.device
     position = torch.arange(length, device=device).expand(rows, length)
@@ -63,7 +68,7 @@ def chain(
 
 
 def _project(mtp: MTPModel, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    attention = mtp.layers[0].self_attn
+    attention: Any = mtp.layers[0].self_attn
     query, gate = attention.q_proj(x).unflatten(-1, (-1, 2 * attention.head_dim)).chunk(2, -1)
     query = attention.q_norm(query).transpose(1, 2)
     key = attention.k_norm(attention.k_proj(x).unflatten(-1, (-1, attention.head_dim))).transpose(1, 2)
@@ -87,7 +92,15 @@ def _attend(query: Tensor, first: KeyValue, own: list[KeyValue], causal: Tensor)
 
 
 def train(
-    mtp: MTPModel, target: nn.Module, data: Answers, steps: int, batch: int, lr: float, chained: int, device: str, log: Log
+    mtp: MTPModel,
+    target: CausalLM,
+    data: Answers,
+    steps: int,
+    batch: int,
+    lr: float,
+    chained: int,
+    device: str,
+    log: Log,
 ) -> None:
     """Cross-entropy of ``chained`` entries from every position whose prediction lies in the answer."""
     mtp.train().to(device)
@@ -112,5 +125,6 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         if step % 200 == 0 or step == steps - 1:
             spent = time.monotonic() - started
-            log(f"mtp {step + 1}/{steps} loss {loss.item():.4f} ({spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step)")
+            pace = f"{spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step"
+            log(f"mtp {step + 1}/{steps} loss {loss.item():.4f} ({pace})")
     mtp.eval()

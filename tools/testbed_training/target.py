@@ -17,8 +17,11 @@ from .export import Shape, served, text_config
 
 Log = Callable[[str], None]
 
+CausalLM = Any
+"""A causal language model of transformers, which leaves its parts untyped."""
 
-def build(config: dict[str, Any], shape: Shape, seed: int) -> nn.Module:
+
+def build(config: dict[str, Any], shape: Shape, seed: int) -> CausalLM:
     """Return a freshly initialised causal language model of transformers for ``config``."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
@@ -30,12 +33,16 @@ def build(config: dict[str, Any], shape: Shape, seed: int) -> nn.Module:
             dt = torch.exp(torch.empty_like(parameter).uniform_(math.log(1e-3), math.log(0.1)))
             parameter.data = torch.log(torch.expm1(dt))
         elif parameter.ndim >= 2 and not name.endswith("conv1d.weight"):
-            scale = 1 / math.sqrt(2 * shape.layers) if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")) else 1
+            scale = (
+                1 / math.sqrt(2 * shape.layers)
+                if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj"))
+                else 1
+            )
             parameter.data.normal_(0, 0.02 if "embed" in name else 0.5 * scale / math.sqrt(parameter.shape[-1]))
     return model
 
 
-def load(model: nn.Module, file: Path) -> nn.Module:
+def load(model: CausalLM, file: Path) -> CausalLM:
     """Give ``model`` the weights of a target that :func:`export.save_target` wrote to ``file``."""
     prefix = "model.language_model."
     tensors = load_file(file)
@@ -44,7 +51,7 @@ def load(model: nn.Module, file: Path) -> nn.Module:
     return model
 
 
-def train(model: nn.Module, data: Packed, steps: int, batch: int, lr: float, device: str, log: Log) -> None:
+def train(model: CausalLM, data: Packed, steps: int, batch: int, lr: float, device: str, log: Log) -> None:
     """Next-token training: AdamW, warm-up and cosine; a load-balancing loss keeps all experts in use."""
     model.train().to(device)
     routers = _make_experts_dense(model)
@@ -69,11 +76,12 @@ def train(model: nn.Module, data: Packed, steps: int, batch: int, lr: float, dev
         optimizer.zero_grad(set_to_none=True)
         if step % 100 == 0 or step == steps - 1:
             spent = time.monotonic() - started
-            log(f"target {step + 1}/{steps} loss {loss.item():.4f} ({spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step)")
+            pace = f"{spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step"
+            log(f"target {step + 1}/{steps} loss {loss.item():.4f} ({pace})")
     model.eval()
 
 
-def as_served(model: nn.Module, device: str) -> nn.Module:
+def as_served(model: CausalLM, device: str) -> CausalLM:
     """Round the weights to the precision they are stored in, so that drafters learn from the model that is served."""
     model.load_state_dict(served(dict(model.state_dict())))
     return model.to(device=device, dtype=torch.bfloat16).eval()
@@ -81,7 +89,7 @@ def as_served(model: nn.Module, device: str) -> nn.Module:
 
 @torch.inference_mode()
 def answer(
-    model: nn.Module, prompts: list[list[int]], stop: set[int], limit: int, temperature: float, batch: int, seed: int
+    model: CausalLM, prompts: list[list[int]], stop: set[int], limit: int, temperature: float, batch: int, seed: int
 ) -> list[list[int]]:
     """Return the model's answers (greedy at temperature 0), each ending with the stop token or at ``limit`` tokens."""
     from transformers import DynamicCache
@@ -130,7 +138,7 @@ def answer(
     return answers
 
 
-def _make_experts_dense(model: nn.Module) -> list[Tensor]:
+def _make_experts_dense(model: CausalLM) -> list[Tensor]:
     """Let every expert see every token in training (no host synchronisation); returns where router logits arrive."""
     seen: list[Tensor] = []
 

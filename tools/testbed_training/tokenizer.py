@@ -71,3 +71,10 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
         chat_template=CHAT_TEMPLATE,
     )
     fast.save_pretrained(directory)
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Return the id of a token that the vocabulary must hold."""
+    number = tokenizer.token_to_id(token)
+    assert number is not None, token
+    return number

@@ -97,7 +97,11 @@ def example(rng: random.Random) -> Example:
         kinds += ["give", "lose"] if total > 10 else []
         kinds += ["double"] if total < 60 else []
         kind = rng.choice([k for k in kinds if k != before])
-        n = rng.randint(2, 9) if kind == "packs" else rng.randint(2, min(total - 1, 40) if kind in ("give", "lose") else 40)
+        n = (
+            rng.randint(2, 9)
+            if kind == "packs"
+            else rng.randint(2, min(total - 1, 40) if kind in ("give", "lose") else 40)
+        )
         m, container = rng.randint(2, 9), rng.choice(CONTAINERS)
         told = {**facts, "who": who, "n": n, "m": m, "container": container}
         story.append(rng.choice(_STORY[kind]).format(**told))
@@ -108,7 +112,9 @@ def example(rng: random.Random) -> Example:
         else:
             new = {"find": total + n, "give": total - n, "lose": total - n, "double": 2 * total}[kind]
             sign = {"find": f"+ {n}", "give": f"- {n}", "lose": f"- {n}", "double": "* 2"}[kind]
-            steps.append(_say(rng, kind, name if kind in ("find", "lose") else thing, before, told, f"{total} {sign} = {new}"))
+            steps.append(
+                _say(rng, kind, name if kind in ("find", "lose") else thing, before, told, f"{total} {sign} = {new}")
+            )
             total = new
         before = kind
     story.append(rng.choice(_QUESTIONS).format(**facts))

@@ -29,13 +29,17 @@ def _linear(rng: random.Random) -> Example:
         mostly(
             rng,
             (f"Subtract {c}{v} from both sides:", f"Moving {c}{v} to the left gives", f"Collecting the terms in {v}:"),
-            "move", a - c, v,
+            "move",
+            a - c,
+            v,
         )
         + f" {a - c}{v} + {b} = {d}.",
         mostly(
             rng,
             (f"Subtract {b} from both sides:", f"Taking {b} away gives", f"Moving {b} to the right:"),
-            "constant", b, v,
+            "constant",
+            b,
+            v,
         )
         + f" {a - c}{v} = {d} - {b} = {d - b}.",
         mostly(rng, (f"Divide by {a - c}:", f"Dividing both sides by {a - c} gives", "Hence"), "divide", a - c, b % 7)
@@ -54,7 +58,8 @@ def _series(rng: random.Random) -> Example:
     terms = [first + i * step for i in range(count)]
     prompt = rng.choice(
         (
-            f"An arithmetic sequence starts with {first} and grows by {step}. What is the sum of its first {count} terms?",
+            f"An arithmetic sequence starts with {first} and grows by {step}. "
+            f"What is the sum of its first {count} terms?",
             f"Add the first {count} terms of the arithmetic sequence {terms[0]}, {terms[1]}, {terms[2]}, ...",
         )
     )
@@ -114,7 +119,9 @@ def _remainder(rng: random.Random) -> Example:
             f"Find the remainder of {base}^{exponent} modulo {modulus}.",
         )
     )
-    lines = [mostly(rng, ("We multiply step by step.", "We reduce after each step.", "Work modulo"), "mod", base, modulus)]
+    lines = [
+        mostly(rng, ("We multiply step by step.", "We reduce after each step.", "Work modulo"), "mod", base, modulus)
+    ]
     lines[0] = lines[0] if lines[0].endswith(".") else f"{lines[0]} {modulus}."
     value = base % modulus
     lines.append(f"{base}^1 is {value}.")
@@ -133,15 +140,23 @@ def _quadratic(rng: random.Random) -> Example:
     middle = "" if b == 0 else f" {_signed(b)}{v}"
     equation = f"{v}^2{middle} {_signed(c)} = 0"
     prompt = rng.choice(
-        (f"What is the larger root of {equation}?", f"Find the larger solution of {equation}.", f"Solve {equation} and give the larger root.")
+        (
+            f"What is the larger root of {equation}?",
+            f"Find the larger solution of {equation}.",
+            f"Solve {equation} and give the larger root.",
+        )
     )
     lines = [
         mostly(
             rng,
-            ("We look for two numbers with", "Two numbers are needed with", "We want numbers with"), "look", c % 12, v,
+            ("We look for two numbers with", "Two numbers are needed with", "We want numbers with"),
+            "look",
+            c % 12,
+            v,
         )
         + f" sum {-b} and product {c}.",
-        mostly(rng, ("They are", "These are", "We find"), "find", p) + f" {p} and {q}:"
+        mostly(rng, ("They are", "These are", "We find"), "find", p)
+        + f" {p} and {q}:"
         + f" {_bracket(p)} + {_bracket(q)} = {p + q} and {_bracket(p)} * {_bracket(q)} = {p * q}.",
         mostly(rng, ("So the equation factors as", "Factoring gives", "Thus we can write"), "factor", q)
         + f" ({v} {_signed(-p)})({v} {_signed(-q)}) = 0.",
