@@ -323,3 +323,22 @@ def test_stopped_and_continued_gives_the_same_answers(
             assert [record[name] for name in ("prompt_id", "token_ids", "accepted")] == [
                 other[name] for name in ("prompt_id", "token_ids", "accepted")
             ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_the_testbed_with_defaults(kind: str, tmp_path: Path) -> None:
+    """All five workloads, the testbed's own drafter, trained weights: drafts are really accepted, on both targets."""
+    assert mxq("quantize", f"testbed:{kind}", tmp_path / "mxfp4").exit_code == 0
+    models = ("--bf16", f"testbed:{kind}", "--mxfp4", tmp_path / "mxfp4")
+    methods = ("--spec", "mtp", "--spec", "dflash", "--check-answers")
+    result = mxq("eval", *models, *methods, "--limit", 1, "--out", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.output
+    value = json.loads(result.stdout)
+    assert not value["warnings"]
+    assert value["prompts"].keys() == {"arithmetic", "maths", "functions", "programs", "chat"}
+    speculative = [cell for cell in value["cells"] if cell["acceptance"]]
+    assert len(speculative) == 20
+    assert all(cell["acceptance"]["pooled"] > 2 for cell in speculative)
+    assert sum(cell["cut_by_length"] for cell in value["cells"]) == 0
+    assert sum(cell["checked"] for cell in value["cells"]) == 6 * 4

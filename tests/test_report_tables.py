@@ -81,13 +81,13 @@ def test_speed_and_notes(path: Path) -> None:
     assert "36 of 36 answers were cut at 64 tokens" in flat
     assert "point estimates without intervals" in flat
     assert "Not complete" not in flat
-    assert "24 greedy answers differ from plain decoding. bfloat16 rounds" in flat
+    assert "24 greedy answers differ from plain decoding: bfloat16, and rounding" in flat
 
 
 def test_in_float32_a_difference_is_a_defect(tmp_path: Path) -> None:
     plan = small_plan()
     path = measure(tmp_path / "run", replace(plan, settings=replace(plan.settings, dtype="float32")))
-    assert "in float32: that is a defect" in " ".join(printed(path, 80).split())
+    assert "12 answers of the bf16 target differ in float32: that is a defect" in " ".join(printed(path, 80).split())
 
 
 def test_one_target_has_no_differences(tmp_path: Path) -> None:
