@@ -85,7 +85,7 @@ def test_float32_tokens_of_the_testbed_are_identical(trained: Models, method: st
     target = decode.load_target(trained.target, dtype=torch.float32)
     prompts = chat_prompts(trained, 8)
     assert len(prompts) == 40
-    comparisons = compare(target, prompts, make_drafter(trained, target, method), 40, end_of_text(trained))
+    comparisons = compare(target, prompts, make_drafter(trained, target, method), 32, end_of_text(trained))
     assert_identical(comparisons)
     assert max(n for c in comparisons for n in c.accepted) > 7, "nothing accepted: this would prove little"
 
@@ -132,7 +132,7 @@ def test_bf16_differences_are_near_ties(tiny_models: Models, method: str) -> Non
 def test_bf16_differences_of_the_testbed_are_near_ties(trained: Models, method: str) -> None:
     target = decode.load_target(trained.target)
     make = make_drafter(trained, target, method)
-    assert_near_ties(trained, compare(target, chat_prompts(trained, 8), make, 40))
+    assert_near_ties(trained, compare(target, chat_prompts(trained, 4), make, 32))
 
 
 def no_gdn_rollback(patch: pytest.MonkeyPatch) -> None:
@@ -215,4 +215,4 @@ def test_defects_are_no_near_ties_of_the_testbed(trained: Models, monkeypatch: p
     defect(monkeypatch)
     make = make_drafter(trained, target, "guessing")
     with pytest.raises(AssertionError, match="largest top-2 logit gap"):
-        assert_near_ties(trained, compare(target, chat_prompts(trained, 1), make, 40))
+        assert_near_ties(trained, compare(target, chat_prompts(trained, 1), make, 24))
