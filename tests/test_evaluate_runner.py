@@ -4,6 +4,7 @@ import json
 import os
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted import WARM_UP, ScriptedEngine, decode, small_plan
@@ -21,8 +22,8 @@ def test_every_arm_measures_the_same_prompts_in_the_same_order(tmp_path: Path) -
     for target, method, k, ids in engine.calls:
         seen[target, method, k].append(ids)
     assert len(seen) == len(plan.arms) == 6
-    for ids in seen.values():
-        assert ids == [WARM_UP, *wanted]
+    for asked in seen.values():
+        assert asked == [WARM_UP, *wanted]
     for cell in read_run(tmp_path / "run").cells:
         expected = next(w for w in plan.workloads if w.workload.name == cell.workload)
         assert [record.prompt_id for record in cell.records] == [prompt.id for prompt in expected.workload.prompts]
@@ -130,7 +131,7 @@ def test_a_key_follows_everything_that_defines_a_cell() -> None:
         ("token_ids", (), "0 output tokens"),
     ],
 )
-def test_impossible_counts_stop_the_run(tmp_path: Path, field: str, value: object, message: str) -> None:
+def test_impossible_counts_stop_the_run(tmp_path: Path, field: str, value: Any, message: str) -> None:
     from dataclasses import replace
 
     good = Completion((5,) * 6, (2, 1), (3, 3), "length", 0.1, 1.0)

@@ -40,7 +40,7 @@ def test_acceptance_against_the_budget(summary: Summary) -> None:
     assert list(panels(figure)) == ["a", "b", "c", "d"]
     for workload, axes in panels(figure).items():
         drawn = curves(axes)
-        assert drawn["ceiling, K + 1"] == ([3, 7, 15], [4, 8, 16])
+        assert drawn["ceiling, K + 1"] == ([3.0, 7.0, 15.0], [4.0, 8.0, 16.0])
         for target in ("bf16", "mxfp4"):
             x, y = drawn[f"DFlash, {target}"]
             assert x == [3, 7, 15]
