@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mxq.cli.tables import show, table
+from mxq.cli.tables import table
 from mxq.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -57,13 +57,15 @@ def command(directory: Path, against: str | None, rows: int, seed: int, as_json:
 
 
 def _show(report: "Report") -> None:
+    from rich.console import Console
     from rich.text import Text
 
     shown = table("check", "result", "covered")
+    shown.columns[-1].no_wrap = False  # sentences, not names to be copied
     for check in report.checks:
         outcome = Text("ok", "green") if check.done else Text("not done", "yellow")
         result = Text(f"{len(check.problems)} wrong", "bold red") if check.problems else outcome
         shown.add_row(check.name, result, check.covered)
-    show(shown)
+    Console(markup=False).print(shown)
     for problem in report.problems:
         click.echo(f"* {problem.what}\n  -> {problem.fix}")
