@@ -21,6 +21,8 @@ from .features import Answers
 from .target import CausalLM
 from .text import Example
 
+TIMEOUT_S = 10  # for a reply's code and its tests
+
 
 @torch.inference_mode()
 def mtp_drafts(model: MTPModel, target: CausalLM, data: Answers, budget: int, batch: int = 32) -> Tensor:
@@ -89,10 +91,10 @@ def judge(examples: list[Example], replies: list[str]) -> list[bool]:
 
 
 def _passes(code: str, tests: str) -> bool:
-    """Run a reply's code and its tests in an interpreter of their own, for at most ten seconds."""
+    """Run a reply's code and its tests in an interpreter of their own."""
     try:
         command = [sys.executable, "-I", "-c", f"{code}\n{tests}"]
-        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
