@@ -16,6 +16,7 @@ what the emulation costs and nothing about MXFP4 kernels.
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import shlex
 import statistics
@@ -221,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "repeats: median (lowest–highest). The time includes the prompt. Speedup is over autoregressive decoding of "
         "the same target. MXFP4 is emulated, so its speed says nothing about MXFP4 kernels.",
         "",
-        f"{_machine(options.device)}, {options.threads} CPU thread{'s' if options.threads > 1 else ''}; "
+        f"{_machine(options.device)}, {options.threads} CPU thread{'s' if options.threads > 1 else ''}, load average "
+        f"{os.getloadavg()[2]:.1f} over the last 15 minutes; "
         + ", ".join(f"{name} {version}" for name, version in files.versions("torch", "transformers").items()),
         "",
     ]
