@@ -163,9 +163,10 @@ def main(argv: list[str] | None = None) -> int:
     # Target, then its own answers
     config = export.target_config(plan.shape, tokenizer)
     model = target.build(config, plan.shape, args.seed)
+    vision = export.vision_tower(config)
     log(f"target: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
     if args.start_from:
-        target.load(model, args.start_from / args.name / "model.safetensors")
+        vision = target.load(model, args.start_from / args.name)
         log("target: weights of an earlier run")
     if plan.target_steps:
         packed = data.pack(pairs, tokenizer, plan.row)
@@ -198,15 +199,21 @@ def main(argv: list[str] | None = None) -> int:
     del answers
 
     # Write, then look
-    vision = export.vision_tower(config)
     where = args.out / args.name
     export.save_target(
-        where, config, tokenizer, dict(model.model.state_dict()), model.lm_head.weight, dict(head.state_dict()), vision
+        where,
+        config,
+        tokenizer,
+        dict(model.model.state_dict()),
+        model.lm_head.weight,
+        dict(head.state_dict()),
+        vision,
+        shards=2,
     )
     export.save_drafter(args.out / f"{args.name}-dflash", drafter_config, dict(drafter.state_dict()))
     write_prompts(args.out / "prompts", held)
-    weights = sorted(args.out.glob(f"{args.name}*/model.safetensors"))
-    log(f"written: {', '.join(f'{p.parent.name} {p.stat().st_size / 1e6:.2f} MB' for p in weights)}")
+    weights = sorted(args.out.glob(f"{args.name}*/*.safetensors"))
+    log(f"written: {', '.join(f'{p.parent.name}/{p.name} {p.stat().st_size / 1e6:.2f} MB' for p in weights)}")
     head.to(torch.bfloat16)
     drafter.to(torch.bfloat16)
     everything = [e for examples in held.values() for e in examples]
@@ -229,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         log(f"  e.g. {tokenizer.decode(asked[0])[-160:]!r} -> {tokenizer.decode(replies[0])[:200]!r}")
         if plan.shape.moe:
-            shares = measure.expert_shares(model, found)
+            shares = measure.expert_shares(model, [p + r for p, r in zip(asked[:LOOK], replies[:LOOK], strict=True)])
             log(f"  experts' shares by layer: {'; '.join(' '.join(f'{s:.2f}' for s in layer) for layer in shares)}")
     log("done")
     log_file.close()

@@ -196,8 +196,13 @@ def save_target(
     lm_head: Tensor,
     mtp: State,
     vision: State,
+    *,
+    shards: int = 1,
 ) -> None:
-    """Write a target. ``text`` has transformers' names of the text model, ``mtp`` those of ``MTPModel``."""
+    """Write a target. ``text`` has transformers' names of the text model, ``mtp`` those of ``MTPModel``.
+
+    With ``shards`` 2 the MTP head has a file of its own, so that it can be trained again without the rest changing.
+    """
     tensors = {f"model.language_model.{name}": tensor for name, tensor in text.items()}
     tensors["lm_head.weight"] = lm_head
     tensors |= {f"model.visual.{name}": tensor for name, tensor in vision.items()}
@@ -212,7 +217,11 @@ def save_target(
         else:
             tensors[f"mtp.{name}"] = tensor
     directory.mkdir(parents=True, exist_ok=True)
-    _save_tensors(directory / "model.safetensors", tensors)
+    if shards == 1:
+        _save_tensors(directory / "model.safetensors", tensors)
+    else:
+        head = {name: tensor for name, tensor in tensors.items() if name.startswith("mtp.")}
+        _save_shards(directory, [{n: t for n, t in tensors.items() if n not in head}, head])
     _save_json(directory / "config.json", config)
     stop = [tokenizer.token_to_id(tok.END), tokenizer.token_to_id(tok.END_OF_TEXT)]
     _save_json(
@@ -257,6 +266,18 @@ def _keeps_float32(name: str) -> bool:
 
 def _save_tensors(path: Path, tensors: State) -> None:
     save_file({k: v.clone() for k, v in served(tensors).items()}, path, metadata={"format": "pt"})
+
+
+def _save_shards(directory: Path, shards: list[State]) -> None:
+    """Write several files and the index that says which tensor is in which."""
+    where: dict[str, str] = {}
+    size = 0
+    for i, tensors in enumerate(shards, 1):
+        name = f"model-{i:05}-of-{len(shards):05}.safetensors"
+        _save_tensors(directory / name, tensors)
+        where |= dict.fromkeys(sorted(tensors), name)
+        size += sum(tensor.nbytes for tensor in served(tensors).values())
+    _save_json(directory / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": where})
 
 
 def _save_json(path: Path, value: Any) -> None:

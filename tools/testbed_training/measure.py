@@ -100,7 +100,7 @@ def _passes(code: str, tests: str) -> bool:
 
 
 @torch.inference_mode()
-def expert_shares(model: CausalLM, data: Answers, batch: int = 64) -> list[list[float]]:
+def expert_shares(model: CausalLM, rows: list[list[int]]) -> list[list[float]]:
     """Return, for each mixture-of-experts layer, the share of routed tokens that each expert gets."""
     counts: dict[int, Tensor] = {}
     hooks = []
@@ -112,8 +112,8 @@ def expert_shares(model: CausalLM, data: Answers, batch: int = 64) -> list[list[
                 counts[i] = counts.get(i, 0) + torch.bincount(output[2].flatten(), minlength=n).cpu()
 
             hooks.append(layer.mlp.gate.register_forward_hook(count))
-    for begin in range(0, len(data), batch):
-        model.model(input_ids=data.tokens[begin : begin + batch], use_cache=False)
+    for row in rows:
+        model.model(input_ids=torch.tensor([row], device=model.lm_head.weight.device), use_cache=False)
     for hook in hooks:
         hook.remove()
     return [(c / c.sum()).tolist() for c in counts.values()]

@@ -42,13 +42,14 @@ def build(config: dict[str, Any], shape: Shape, seed: int) -> CausalLM:
     return model
 
 
-def load(model: CausalLM, file: Path) -> CausalLM:
-    """Give ``model`` the weights of a target that :func:`export.save_target` wrote to ``file``."""
-    prefix = "model.language_model."
-    tensors = load_file(file)
-    state = {"model." + k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    model.load_state_dict({k: v.float() for k, v in (state | {"lm_head.weight": tensors["lm_head.weight"]}).items()})
-    return model
+def load(model: nn.Module, directory: Path) -> dict[str, Tensor]:
+    """Give ``model`` the weights that :func:`export.save_target` wrote to ``directory``; return its vision tower's."""
+    text, vision = "model.language_model.", "model.visual."
+    tensors = {name: t for file in directory.glob("model*.safetensors") for name, t in load_file(file).items()}
+    state = {"model." + name.removeprefix(text): t for name, t in tensors.items() if name.startswith(text)}
+    state["lm_head.weight"] = tensors["lm_head.weight"]
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return {name.removeprefix(vision): tensor for name, tensor in tensors.items() if name.startswith(vision)}
 
 
 def train(model: CausalLM, data: Packed, steps: int, batch: int, lr: float, device: str, log: Log) -> None:
