@@ -46,9 +46,9 @@ def dense_target(dense_models: Models) -> decode.Target:
     return decode.load_target(dense_models.target, dtype=torch.float32)
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=testbed.NAMES)
 def trained(request: pytest.FixtureRequest) -> Models:
-    """The testbed's targets and drafters."""
+    """The testbed's targets and their drafters."""
     return Models(testbed.path(f"testbed:{request.param}"), testbed.path(f"testbed:{request.param}-dflash"))
 
 

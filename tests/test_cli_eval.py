@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tiny import write_drafter, write_target
 
+from mxq import testbed
 from mxq.cli import main
 
 PROMPTS = ["Ann has 3 apples and buys 4 more. How many?", "Write a function.", "Tell me a story."]
@@ -326,7 +327,7 @@ def test_stopped_and_continued_gives_the_same_answers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "moe"])
+@pytest.mark.parametrize("kind", testbed.NAMES)
 def test_the_testbed_with_defaults(kind: str, tmp_path: Path) -> None:
     """All five workloads, the testbed's own drafter, trained weights: drafts are really accepted, on both targets."""
     assert mxq("quantize", f"testbed:{kind}", tmp_path / "mxfp4").exit_code == 0

@@ -60,7 +60,7 @@ PLANS = {
         target_batch=64,
         answers=16_000,
         answer_batch=12_000,
-        mtp_steps=1000,
+        mtp_steps=500,
         mtp_batch=64,
         mtp_chain=2,
         dflash_steps=4800,
@@ -73,7 +73,8 @@ PLANS["moe"] = dataclasses.replace(
     PLANS["dense"],
     shape=export.Shape(layers=4, experts=4),
     drafter=export.DrafterShape(),
-    target_steps=1900,
+    target_steps=3000,
+    conversations=240_000,
 )
 
 

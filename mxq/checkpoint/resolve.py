@@ -38,7 +38,7 @@ def resolve(spec: str) -> Path:
 def _download(spec: str) -> Path:
     from huggingface_hub import errors, snapshot_download
 
-    hint = "give a local directory, testbed:dense, testbed:moe, or a model's id on the hub"
+    hint = "give a local directory, testbed:dense, or a model's id on the hub"
     try:
         return Path(snapshot_download(spec, allow_patterns=_HUB_FILES))
     except errors.GatedRepoError:

@@ -25,7 +25,7 @@ it. A directory that holds another run is refused.
 \b
 Examples:
   mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --limit 8 --out ./run
-  mxq eval --bf16 testbed:moe --spec dflash --spec mtp -k 3 -k 7 -k 15 \\
+  mxq eval --bf16 testbed:dense --spec dflash --spec mtp -k 3 -k 7 -k 15 \\
       --workload chat --out ./run-chat
   mxq eval --mxfp4 ./model-mxfp4 --drafter ./drafter \\
       --workload prompts.jsonl --out ./run-mine

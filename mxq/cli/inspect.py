@@ -28,7 +28,7 @@ Examples:
 def command(model: str, worst: int | None, as_json: bool) -> None:
     """Look into the checkpoint in DIR: tensors, sizes, what is quantized, and how well.
 
-    DIR may also be a model's id on the Hugging Face hub, or testbed:dense or testbed:moe.
+    DIR may also be a model's id on the Hugging Face hub, or testbed:dense.
     """
     from mxq.checkpoint import Checkpoint, resolve
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   mxq plan testbed:dense --recipe mxfp4
-  mxq plan testbed:moe --tensors
+  mxq plan testbed:dense --tensors
   mxq plan ./Qwen3.5-27B --recipe ./mine.yaml
   mxq plan ./Qwen3.5-35B-A3B --experts fused --json | jq '.tensors[] | select(.action == "quantize")'
 """
@@ -35,7 +35,7 @@ Examples:
 def command(model: str, recipe: str, experts: str, tensors: bool, as_json: bool) -> None:
     """Show what converting MODEL would do, by which rule, and write nothing.
 
-    MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense or testbed:moe. Everything that would
+    MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense. Everything that would
     make the conversion fail or the result not load is an error here.
     """
     from mxq.checkpoint import Checkpoint, resolve

@@ -1,4 +1,4 @@
-"""The embedded models and prompts: two trained targets with MTP heads, a DFlash drafter for each, five workloads.
+"""The embedded models and prompts: a trained target with its MTP head, a DFlash drafter for it, five workloads.
 
 They have exactly the structure of the published checkpoints and are made by ``tools/train_testbed.py``.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mxq.errors import UsageError
 
-NAMES = ("dense", "moe")
+NAMES = ("dense",)
 WORKLOADS = ("arithmetic", "maths", "functions", "programs", "chat")
 PREFIX = "testbed:"
 
@@ -15,7 +15,7 @@ _HERE = Path(__file__).parent
 
 
 def path(spec: str) -> Path:
-    """Return the directory of ``testbed:dense``, ``testbed:moe`` (targets) or ``testbed:dense-dflash``, ... (drafters).
+    """Return the directory of ``testbed:dense`` (a target) or ``testbed:dense-dflash`` (its drafter).
 
     Raises UsageError for any other name.
     """

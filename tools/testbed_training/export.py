@@ -41,13 +41,17 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class DrafterShape:
-    """The numbers of a DFlash drafter; hidden size and vocabulary are its target's."""
+    """The numbers of a DFlash drafter; hidden size and vocabulary are its target's.
+
+    Its keys and values have the target's shape (kv heads, head dim), because vLLM keeps all of a drafter's layers in
+    one K/V cache group: layers of another shape are cut into groups of as many as the target has full-attention ones.
+    """
 
     layers: int = 3
     intermediate: int = 256
-    heads: int = 4
+    heads: int = 2
     kv_heads: int = 2
-    head_dim: int = 32
+    head_dim: int = 64
     block_size: int = 16
     taps: int = 3
 
