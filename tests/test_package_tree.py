@@ -44,6 +44,14 @@ def test_no_file_names_a_place_on_a_machine(tracked: list[Path]) -> None:
     assert found == []
 
 
+def test_links_between_documents_lead_somewhere(tracked: list[Path]) -> None:
+    known = {*tracked, *(parent for path in tracked for parent in path.parents)}
+    for document in (path for path in tracked if path.suffix == ".md"):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (document.parent / target).resolve() in known, f"{document.name} links to {target}"
+
+
 def pins() -> dict[str, Version]:
     lines = (ROOT / "tools/constraints.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
