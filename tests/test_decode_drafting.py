@@ -62,8 +62,8 @@ def test_dflash_equals_a_plain_recomputation(tiny_models: Models, target: Target
         attention = layer.self_attn
         normed = layer.input_layernorm(x)
         key, value = attention.key_value(torch.cat([context, normed], dim=1), rotary)
-        key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
         query = attention.q_norm(attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2))
+        key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
         half = query.shape[-1] // 2
         turned = torch.cat([-query[..., half:], query[..., :half]], dim=-1)
         query = query * of_block[0] + turned * of_block[1]
