@@ -45,13 +45,13 @@ def write_target(directory: Path, *, moe: bool = False, seed: int = 0, layers: i
 
 
 def write_drafter(directory: Path, target: Path, *, seed: int = 0, **shape: int) -> Path:
-    """Write a random DFlash drafter that fits ``target``; returns ``directory``."""
+    """Write a random DFlash drafter that fits ``target``, heads grouped as in published ones; returns ``directory``."""
     import json
 
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
     mask = config["text_config"]["vocab_size"] - 1
-    drafter = export.drafter_config(export.DrafterShape(**{"taps": 2, **shape}), config, mask)
+    drafter = export.drafter_config(export.DrafterShape(**{"taps": 2, "heads": 4, **shape}), config, mask)
     model = DFlashModel(DFlashConfig.from_dict(drafter))
     for name, parameter in model.named_parameters():
         if "norm" not in name:
