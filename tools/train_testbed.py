@@ -60,7 +60,7 @@ PLANS = {
         target_batch=64,
         answers=16_000,
         answer_batch=12_000,
-        mtp_steps=500,
+        mtp_steps=1000,
         mtp_batch=64,
         mtp_chain=2,
         dflash_steps=4800,
@@ -75,6 +75,7 @@ PLANS["moe"] = dataclasses.replace(
     drafter=export.DrafterShape(),
     target_steps=3000,
     conversations=240_000,
+    mtp_steps=400,
 )
 
 
