@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mxq.cli.options import conversion_options
 from mxq.cli.tables import numbers_hidden, show, size, table
 
 if TYPE_CHECKING:
@@ -22,14 +23,7 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("model")
-@click.option("--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours.")
-@click.option(
-    "--experts",
-    type=click.Choice(["per-expert", "fused"]),
-    default="per-expert",
-    show_default=True,
-    help="How routed experts are written: a tensor for each, or one for all of a layer.",
-)
+@conversion_options
 @click.option("--tensors", is_flag=True, help="Show tensors, not only rules; layers and experts are counted together.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every single tensor, instead of a table.")
 def command(model: str, recipe: str, experts: str, tensors: bool, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from mxq.cli.options import conversion_options
 from mxq.cli.sizes import Size
 from mxq.cli.tables import size
 
@@ -19,14 +20,7 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours.")
-@click.option(
-    "--experts",
-    type=click.Choice(["per-expert", "fused"]),
-    default="per-expert",
-    show_default=True,
-    help="How routed experts are written: a tensor for each, or one for all of a layer.",
-)
+@conversion_options
 @click.option(
     "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
 )

@@ -1,0 +1,23 @@
+"""Options that several verbs take."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def conversion_options(command: F) -> F:
+    """Add ``--recipe`` and ``--experts``: what decides how a checkpoint is converted."""
+    experts = click.option(
+        "--experts",
+        type=click.Choice(["per-expert", "fused"]),
+        default="per-expert",
+        show_default=True,
+        help="How routed experts are written: a tensor for each, or one for all of a layer.",
+    )
+    recipe = click.option(
+        "--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours."
+    )
+    return recipe(experts(command))
