@@ -6,6 +6,7 @@ import random
 import torch
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.identity import fingerprint
 from mxq.convert import manifest
 from mxq.convert.structure import Module, Problem, Report, modules, scales_of
 from mxq.errors import MxqError
@@ -88,7 +89,7 @@ def _beside(checkpoint: Checkpoint, source: Checkpoint) -> tuple[str, list[Probl
         if not copy.is_file() or sha256_file(copy) != sha256_file(source.path / name):
             problems.append(Problem(f"{name} is not the same as in the source", "copy it from the source"))
     content = manifest.read(checkpoint.path)
-    if content is not None and content["source"]["fingerprint"] != manifest.fingerprint(source):
+    if content is not None and content["source"]["fingerprint"] != fingerprint(source):
         problems.append(Problem("the manifest names another source", "verify against the checkpoint it was made from"))
     return f"config.json and {len(names)} files", problems
 

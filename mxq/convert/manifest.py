@@ -1,12 +1,10 @@
 """mxq_manifest.json: what a converted checkpoint was made from and how, and the checksum of every file of it."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
-from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.headers import parse_json
+from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.checkpoint.resolve import is_hub_id
 from mxq.convert.plan import Plan
@@ -22,15 +20,6 @@ FORMAT = 1
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _COPIED_PREFIXES = ("LICENSE", "NOTICE")
 _NOT_COPIED = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json", MANIFEST)
-
-
-def fingerprint(source: Checkpoint) -> str:
-    """Return a checksum of what identifies a source without reading its weights: config, headers and file sizes."""
-    digest = hashlib.sha256(json.dumps(source.config, sort_keys=True).encode())
-    for tensor in sorted(source.tensors.values(), key=lambda tensor: tensor.name):
-        entry = [tensor.name, tensor.dtype, tensor.shape, tensor.file.name, tensor.start, tensor.end]
-        digest.update(json.dumps(entry).encode())
-    return digest.hexdigest()
 
 
 def copied_files(path: Path) -> list[str]:
