@@ -92,11 +92,28 @@ def write_sparse(file: Path, shapes: dict[str, tuple[str, list[int]]]) -> None:
         stream.truncate(file.stat().st_size + offset)
 
 
-def sparse_copy(source: Path, directory: Path, larger: dict[str, list[int]]) -> Path:
-    """A checkpoint of zeros with the tensors of ``source``, some of them of another shape."""
+def sparse_copy(
+    source: Path, directory: Path, larger: dict[str, list[int]], sizes: dict[str, int] | None = None
+) -> Path:
+    """A checkpoint of zeros with the tensors of ``source``, some of another shape, and ``sizes`` in its config."""
     directory.mkdir()
     (directory / "config.json").write_bytes((source / "config.json").read_bytes())
+    edit_json(directory / "config.json", lambda config: config["text_config"].update(sizes or {}))
     headers = raw_headers(source)["model.safetensors"]
     shapes = {name: (entry["dtype"], larger.get(name, entry["shape"])) for name, entry in headers.items()}
     write_sparse(directory / "model.safetensors", shapes)
     return directory
+
+
+def wide_copy(source: Path, directory: Path, vocabulary: int, intermediate: int) -> Path:
+    """A dense checkpoint of zeros like ``source`` but for two of its sizes, its MTP layer's MLP included."""
+    larger = {}
+    for name, entry in raw_headers(source)["model.safetensors"].items():
+        rows, columns = (*entry["shape"], 0)[:2]
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            larger[name] = [vocabulary, columns]
+        elif name.endswith(("mlp.gate_proj.weight", "mlp.up_proj.weight")):
+            larger[name] = [intermediate, columns]
+        elif name.endswith("mlp.down_proj.weight"):
+            larger[name] = [rows, intermediate]
+    return sparse_copy(source, directory, larger, {"vocab_size": vocabulary, "intermediate_size": intermediate})

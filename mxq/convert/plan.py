@@ -10,6 +10,7 @@ from mxq.checkpoint.quantization import exclude_entries
 from mxq.checkpoint.writer import Shard, TensorSpec, layout
 from mxq.convert import decide
 from mxq.convert.decide import base_name
+from mxq.convert.declared import contradictions
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import UsageError
 from mxq.formats.mxfp4 import BLOCK
@@ -116,11 +117,12 @@ class Plan:
 def plan(
     source: Checkpoint, recipe: Recipe, *, experts: str = "per-expert", max_shard_size: int = DEFAULT_SHARD_SIZE
 ) -> Plan:
-    """Plan the conversion of ``source``; reads nothing but what opening it has read.
+    """Plan the conversion of ``source``; reads no weights but embeddings that are said to be tied and stored twice.
 
     Raises:
         UsageError: the conversion would go wrong: another architecture, already quantized, a recipe that does not fit
-            (see :mod:`mxq.convert.recipe`), a matrix that MXFP4 cannot hold, a fused group or experts split.
+            (see :mod:`mxq.convert.recipe`), a matrix that MXFP4 cannot hold, a fused group or experts split, a
+            config.json that contradicts the tensors.
     """
     family = qwen35.family(source.config, str(source.path))
     if "quantization_config" in source.config:
@@ -130,6 +132,8 @@ def plan(
     held = {name: qwen35.pieces(name, tensor.shape) for name, tensor in source.tensors.items()}
     decide.check_complete(source, held)
     rules = decide.rules(source, recipe, family, held)
+    if wrong := contradictions(source):
+        raise UsageError(f"{source.path}: {wrong[0]}", "put the config.json back that belongs to these weights")
     quantized = [piece for name, rule in rules.items() if rule.quantizes for piece in held[name]]
     groups = {group.outputs[0].name: group for group in _groups(source, rules, held, experts)}
     return Plan(

@@ -12,6 +12,7 @@ from typing import Any
 
 from mxq.checkpoint import Checkpoint, QuantizationConfig, TensorInfo
 from mxq.checkpoint.reader import INDEX
+from mxq.convert.declared import contradictions
 from mxq.errors import MxqError
 from mxq.formats.mxfp4 import BLOCK
 from mxq.models import qwen35
@@ -112,7 +113,11 @@ def check(checkpoint: Checkpoint, report: Report) -> None:
     """Add to ``report`` what headers, index and config show."""
     report.add("files", *_files(checkpoint))
     report.add("tensors", *_tensors(checkpoint))
-    report.add("config", *_config(checkpoint))
+    covered, problems = _config(checkpoint)
+    problems += [
+        Problem(what, "put the config.json back that belongs to these weights") for what in contradictions(checkpoint)
+    ]
+    report.add("config", covered, problems)
 
 
 def _files(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
@@ -164,7 +169,7 @@ def _fit(packed: TensorInfo, scale: TensorInfo) -> bool:
 
 
 def _config(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
-    covered = "quantization_config against tensors, by vLLM's rules"
+    covered = "config.json against tensors, by vLLM's rules"
     try:
         config = checkpoint.quantization
     except MxqError as error:

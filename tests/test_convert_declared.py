@@ -1,0 +1,122 @@
+"""What config.json says against what the tensors are: plan and quantize refuse a contradiction, verify reports it."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import Tensors, edit_json, reseal, rewrite
+
+from mxq import testbed
+from mxq.checkpoint import Checkpoint
+from mxq.convert import recipe
+from mxq.convert.declared import contradictions
+from mxq.convert.plan import plan
+from mxq.convert.run import run
+from mxq.convert.verify import verify
+from mxq.errors import UsageError
+
+EMBEDDING = "model.language_model.embed_tokens.weight"
+
+
+def convert(source: Path, out: Path, **options: Any) -> Path:
+    run(plan(Checkpoint.open(source), recipe.load("mxfp4"), **options), out, str(source))
+    return out
+
+
+def set_sizes(path: Path, sizes: dict[str, Any]) -> None:
+    edit_json(path / "config.json", lambda config: config["text_config"].update(sizes))
+
+
+def test_sound_checkpoints_have_none(source: Path, tmp_path: Path) -> None:
+    assert contradictions(Checkpoint.open(source)) == []
+    for experts in ("per-expert", "fused"):
+        assert contradictions(Checkpoint.open(convert(source, tmp_path / experts, experts=experts))) == []
+    assert contradictions(Checkpoint.open(testbed.path("testbed:dense"))) == []
+
+
+DENSE = [
+    ("hidden_size", 512, "embed_tokens is [512, 256], by config.json (hidden_size 512, vocab_size 512)"),
+    ("vocab_size", 1024, "embed_tokens is [512, 256], by config.json (hidden_size 256, vocab_size 1024)"),
+    ("num_attention_heads", 8, "q_proj is [512, 256]"),
+    ("num_key_value_heads", 4, "k_proj is [128, 256]"),
+    ("head_dim", 128, "q_norm is [64], by config.json (head_dim 128) it would be [128]"),
+    ("intermediate_size", 1024, "down_proj is [256, 512]"),
+    ("linear_num_key_heads", 4, "in_proj_qkv is [512, 256]"),
+    ("linear_num_value_heads", 8, "A_log is [4], by config.json (linear_num_value_heads 8) it would be [8]"),
+    ("linear_key_head_dim", 32, "in_proj_qkv is [512, 256]"),
+    ("linear_value_head_dim", 32, "in_proj_z is [256, 256]"),
+    ("hidden_size", "lots", "hidden_size in config.json is 'lots', which is no size"),
+    ("vocab_size", None, "vocab_size in config.json is None, which is no size"),
+    ("head_dim", 64.0, "head_dim in config.json is 64.0, which is no size"),
+    ("intermediate_size", 0, "intermediate_size in config.json is 0, which is no size"),
+    ("num_attention_heads", True, "num_attention_heads in config.json is True, which is no size"),
+]
+MOE = [
+    ("moe_intermediate_size", 128, "gate_proj is [256, 256]"),
+    ("shared_expert_intermediate_size", 128, "shared_expert.gate_proj is [256, 256]"),
+    ("num_experts", 2, "mlp.gate is [4, 256]"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), DENSE)
+def test_sizes_that_are_not_those_of_the_tensors(
+    dense_source: Path, tmp_path: Path, key: str, value: object, reason: str
+) -> None:
+    refused_and_reported(dense_source, tmp_path, key, value, reason)
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), MOE)
+def test_sizes_of_experts_that_are_not_those_of_the_tensors(
+    moe_source: Path, tmp_path: Path, key: str, value: object, reason: str
+) -> None:
+    refused_and_reported(moe_source, tmp_path, key, value, reason)
+
+
+def refused_and_reported(source: Path, tmp_path: Path, key: str, value: object, reason: str) -> None:
+    lying = shutil.copytree(source, tmp_path / "lying")
+    out = convert(source, tmp_path / "out")
+    for path in (lying, out):
+        set_sizes(path, {key: value})
+        assert any(reason in line for line in contradictions(Checkpoint.open(path)))
+    with pytest.raises(UsageError, match=r"config\.json"):
+        plan(Checkpoint.open(lying), recipe.load("mxfp4"))
+    reseal(out)
+    assert any(reason in problem.what for problem in verify(out).problems)
+
+
+def test_a_text_config_that_is_no_object(dense_source: Path, tmp_path: Path) -> None:
+    out = convert(dense_source, tmp_path / "out")
+    edit_json(out / "config.json", lambda config: config.update(text_config=[1]))
+    reseal(out)
+    assert [problem.what for problem in verify(out).problems] == ["text_config in config.json is not an object"]
+
+
+@pytest.mark.parametrize("where", ["top", "text_config"])
+def test_tied_embeddings_stored_twice(dense_source: Path, tmp_path: Path, where: str) -> None:
+    """Identical is fine; different, an engine would drop the one that counts."""
+
+    def tie(config: dict[str, Any]) -> None:
+        (config if where == "top" else config["text_config"]).update(tie_word_embeddings=True)
+        if where == "text_config":
+            del config["tie_word_embeddings"]
+
+    def same(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors[EMBEDDING].clone()
+
+    def different(tensors: Tensors) -> None:
+        tensors["lm_head.weight"][-1, -1] += 1
+
+    tied = shutil.copytree(dense_source, tmp_path / "tied")
+    edit_json(tied / "config.json", tie)
+    rewrite(tied, same)
+    out = convert(tied, tmp_path / "out")
+    assert verify(out, tied).problems == []
+    for path in (tied, out):
+        rewrite(path, different)
+    with pytest.raises(UsageError, match=r"tie_word_embeddings, but lm_head\.weight is stored and differs from \S+"):
+        convert(tied, tmp_path / "out2")
+    assert not (tmp_path / "out2").exists()
+    reseal(out)
+    (problem,) = verify(out).problems
+    assert "lm_head.weight is stored and differs" in problem.what
