@@ -125,6 +125,18 @@ def test_tied_output_head_is_the_embedding(dense_models: Models, tmp_path: Any) 
     torch.testing.assert_close(tied.logits(hidden), hidden @ tied.model.embed_tokens.weight.T)
 
 
+def test_a_tied_output_head_that_is_stored_must_be_the_embedding(dense_models: Models, tmp_path: Any) -> None:
+    def tie(values: dict[str, Any]) -> None:
+        values["tie_word_embeddings"] = values["text_config"]["tie_word_embeddings"] = True
+
+    def same(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.language_model.embed_tokens.weight"].clone()
+
+    decode.load_target(rewrite(dense_models.target, tmp_path / "same", same, tie))
+    with pytest.raises(MxqError, match=r"tie_word_embeddings is true, but lm_head\.weight differs from model"):
+        decode.load_target(rewrite(dense_models.target, tmp_path / "other", lambda tensors: None, tie))
+
+
 def test_state_tensors_stay_float32_in_a_bf16_model(dense_models: Models) -> None:
     target = decode.load_target(dense_models.target)
     layer = target.model.layers[0].linear_attn

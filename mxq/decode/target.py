@@ -156,8 +156,10 @@ def load_target(path: Path, *, dtype: torch.dtype = torch.bfloat16, device: str 
     model = _empty_text_model(checkpoint)
     placer = Placer(checkpoint, dtype, device)
     multimodal = any(name.startswith("model.language_model.") for name in checkpoint.tensors)
-    placer.fill(model, "model.language_model." if multimodal else "model.")
+    prefix = "model.language_model." if multimodal else "model."
+    placer.fill(model, prefix)
     if _tied(checkpoint.config):
+        _check_tied(checkpoint, f"{prefix}embed_tokens.weight")
         lm_head = model.embed_tokens.weight
         placer.used.add("lm_head.weight")
     else:
@@ -191,3 +193,16 @@ def _tied(config: dict[str, Any]) -> bool:
     """Say whether the output head is the embedding: the outer config's word counts before the text model's."""
     inner = (config.get("text_config") or {}).get("tie_word_embeddings", False)
     return bool(config.get("tie_word_embeddings", inner))
+
+
+def _check_tied(checkpoint: Checkpoint, embedding: str) -> None:
+    """Raise MxqError if the checkpoint stores an output head that is not, byte for byte, its embedding."""
+    if "lm_head.weight" not in checkpoint.tensors:
+        return
+    head, embedded = checkpoint.read("lm_head.weight"), checkpoint.read(embedding)
+    same_kind = head.dtype == embedded.dtype and head.shape == embedded.shape
+    if not same_kind or not torch.equal(head.view(torch.uint8), embedded.view(torch.uint8)):
+        raise MxqError(
+            f"{checkpoint.path}/config.json: tie_word_embeddings is true, but lm_head.weight differs from {embedding}",
+            "say false if the model has an output head of its own; engines that believe config.json ignore it",
+        )
