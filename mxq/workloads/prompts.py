@@ -14,6 +14,7 @@ from typing import Any
 from mxq import files, progress, testbed
 from mxq.errors import UsageError
 
+_ONE_OBJECT = "every line must be one JSON object"
 _ROLES = ("system", "user", "assistant")
 
 
@@ -106,9 +107,11 @@ def _read(path: Path, name: str) -> list[Prompt]:
 def _parse(line: str, where: str, default_id: str) -> Prompt:
     try:
         value = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise UsageError(f"{where}: not JSON ({reason})", "every line must be one JSON object") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: not JSON ({error.msg} at column {error.colno})", _ONE_OBJECT) from None
+    except (ValueError, RecursionError) as error:  # ValueError: Python reads no integers of thousands of digits
+        reason = "too deep" if isinstance(error, RecursionError) else "a number has too many digits"
+        raise UsageError(f"{where}: not JSON ({reason})", _ONE_OBJECT) from None
     if not isinstance(value, dict):
         raise UsageError(f"{where}: {type(value).__name__} instead of an object", 'write {"prompt": "..."}')
     if ("prompt" in value) == ("messages" in value):
@@ -121,6 +124,7 @@ def _parse(line: str, where: str, default_id: str) -> Prompt:
     identity = value.get("id", default_id)
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise UsageError(f"{where}: id is {json.dumps(identity)}", "an id is a string or an integer")
+    _check_encodable(str(identity), where, "id")
     return Prompt(
         id=str(identity),
         messages=tuple(messages),
@@ -146,7 +150,18 @@ def _messages(value: Any, where: str) -> list[tuple[str, str]]:
 def _text(value: Any, where: str, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: {what} is {json.dumps(value)[:40]}", "it must be text that is not empty")
+    _check_encodable(value, where, what)
     return value
+
+
+def _check_encodable(value: str, where: str, what: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        found = json.dumps(value[error.start])
+        raise UsageError(
+            f"{where}: {what} has half a character, {found}", "write both surrogates, or neither"
+        ) from None
 
 
 def _optional_text(value: Any, where: str, what: str) -> str | None:
