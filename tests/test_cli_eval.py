@@ -214,7 +214,11 @@ def test_sampled_runs_are_repeatable_and_have_no_identity(models: Path, tmp_path
         (["--bf16", "{models}/mxfp4"], 2, "is quantized, so it is not the bf16 target"),
         (["--bf16", "{models}/deep", "--mxfp4", "{models}/mxfp4"], 2, "num_hidden_layers is 8 and 4"),
         (["--temperature", "-1"], 2, "temperature -1.0"),
+        (["--temperature", "nan"], 2, "temperature nan"),
+        (["--temperature", "inf"], 2, "temperature inf"),
         (["--top-p", "0"], 2, "top-p 0.0"),
+        (["--top-p", "nan"], 2, "top-p nan"),
+        (["--workload", "{models}/half.jsonl"], 2, "half.jsonl, line 2: prompt has half a character, "),
         (["--device", "abacus"], 2, "abacus"),
         (["--out", "{models}"], 2, "is not empty and holds no run"),
         (["--out", "{models}/prompts.jsonl"], 2, "is a file"),
@@ -226,6 +230,7 @@ def test_mistakes(models: Path, tmp_path: Path, change: list[str], code: int, me
     (models / "empty.jsonl").write_text("\n")
     (models / "broken.jsonl").write_text('{"prompt": "x"}\n{"prompt": x}\n')
     (models / "long.jsonl").write_text(json.dumps({"prompt": "apple " * 3000}) + "\n")
+    (models / "half.jsonl").write_text('{"prompt": "x"}\n{"prompt": "y \\ud800"}\n')
     before = sorted(models.rglob("*"))
     out = tmp_path / "run"
     result = mxq(*arguments(models, out, *(word.format(models=models) for word in change)))
@@ -241,7 +246,8 @@ def test_mistakes(models: Path, tmp_path: Path, change: list[str], code: int, me
     ("words", "message"),
     [
         ([], "give either --out or --show"),
-        (["--out", "run"], "no workload"),
+        (["--out", "run"], "no target"),
+        (["--out", "run", "--bf16", "x"], "no workload"),
         (["--out", "run", "--workload", "chat"], "no target"),
         (["--show", "nowhere"], "holds no run"),
         (["--out", "run", "--bf16", "x", "-k", "0"], "0 is not in the range"),
@@ -255,6 +261,41 @@ def test_incomplete_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wo
     assert result.exit_code == 2
     assert message in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("hidden_size", 128, 2),
+        ("vocab_size", 7, 1),
+        ("num_target_layers", 9, 2),
+        ("num_target_layers", "4", 1),
+        ("num_hidden_layers", 10**12, 1),
+        ("num_attention_heads", 3, 1),
+        ("rope_theta", "x", 1),
+        ("rms_norm_eps", None, 1),
+        ("layer_types", 5, 1),
+        ("dflash_config", [1], 1),
+        ("dflash_config.mask_token_id", "767", 1),
+        ("dflash_config.target_layer_ids", [1, 4], 2),
+        ("dflash_config.target_layer_ids", 3, 1),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_before_any_weights_are_loaded(
+    models: Path, tmp_path: Path, key: str, value: object, code: int
+) -> None:
+    shutil.copytree(models / "drafter", tmp_path / "drafter")
+    config = json.loads((tmp_path / "drafter/config.json").read_text())
+    outer, _, inner = key.rpartition(".")
+    (config[outer] if outer else config)[inner] = value
+    (tmp_path / "drafter/config.json").write_text(json.dumps(config))
+    result = mxq(*arguments(models, tmp_path / "run", "--drafter", tmp_path / "drafter"))
+    assert result.exit_code == code, result.output
+    said = result.stderr.splitlines()
+    assert said[0].startswith(f"error: {tmp_path}/drafter/config.json: ")
+    assert inner in said[0] or (key, value) == ("vocab_size", 7)  # which the mask token is then outside of
+    assert len(said) == 2
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_target_without_its_own_drafter_needs_one(models: Path, tmp_path: Path) -> None:

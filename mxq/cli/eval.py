@@ -111,6 +111,8 @@ def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **
     from mxq.evaluate import Request
 
     targets = {role: spec for role, spec in (("bf16", bf16), ("mxfp4", mxfp4)) if spec is not None}
+    if not targets:
+        raise UsageError("no target", "give --bf16 MODEL, --mxfp4 MODEL, or both")
     if not workloads:
         if not any(spec.startswith(testbed.PREFIX) for spec in targets.values()):
             raise UsageError("no workload", "give --workload NAME or FILE, see `mxq eval --help`")

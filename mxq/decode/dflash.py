@@ -13,7 +13,7 @@ the target's, which store w - 1.
 Source: arXiv 2602.06036; the layout is that of the z-lab checkpoints and of vLLM's ``qwen3_dflash.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,9 @@ _COUNTS = (
     "block_size",
 )
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+_MOST_LAYERS = 1000
+_LARGEST = 2**24
+"""Beyond any real size, and small enough that no product of two sizes and a width overflows."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,28 @@ class DFlashConfig:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} is {value!r}, not a positive integer")
+            if not _is_count(value):
+                raise ValueError(f"{name} is {_short(value)}, not a positive integer")
+        for name in ("num_target_layers", "sliding_window"):
+            value = getattr(self, name)
+            if value is not None and not _is_count(value):
+                raise ValueError(f"{name} is {_short(value)}, not a positive integer")
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < 1e30:  # false for NaN too
+                raise ValueError(f"{name} is {_short(value)}, not a positive number")
+        if type(self.mask_token_id) is not int or not 0 <= self.mask_token_id < self.vocab_size:
+            found = _short(self.mask_token_id)
+            raise ValueError(f"mask_token_id is {found}, outside the vocabulary of {self.vocab_size}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            heads = f"{self.num_attention_heads}, no multiple of num_key_value_heads {self.num_key_value_heads}"
+            raise ValueError(f"num_attention_heads is {heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}: rotary positions need an even number")
+        if self.is_causal is not None and type(self.is_causal) is not bool:
+            raise ValueError(f"is_causal is {_short(self.is_causal)}, neither true nor false")
         if any(type(layer) is not int for layer in self.target_layer_ids):
-            raise ValueError(f"target_layer_ids is {list(self.target_layer_ids)!r}, not a list of integers")
+            raise ValueError(f"target_layer_ids is {_short(list(self.target_layer_ids))}, not a list of integers")
         if len(self.layer_types) != self.num_hidden_layers or not _LAYER_TYPES.issuperset(self.layer_types):
             kinds = " or ".join(sorted(_LAYER_TYPES))
             raise ValueError(f"layer_types is not {self.num_hidden_layers} times {kinds}")
@@ -74,11 +95,17 @@ class DFlashConfig:
     def from_dict(cls, config: dict[str, Any]) -> "DFlashConfig":
         """Read a drafter's config.json.
 
-        Raises KeyError naming a key that must be there and is not, TypeError or ValueError for values of another kind.
+        Raises KeyError naming a key that must be there and is not, ValueError naming one whose value cannot be right.
         """
-        dflash = config["dflash_config"]
+        dflash = _object(config, "dflash_config", required=True)
         layers = config["num_hidden_layers"]
-        rope = config.get("rope_parameters") or {}
+        if not _is_count(layers) or layers > _MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers is {_short(layers)}, not an integer from 1 to {_MOST_LAYERS}")
+        rope = _object(config, "rope_parameters")
+        _list(dflash, "target_layer_ids")
+        layer_types = config.get("layer_types")
+        if layer_types and not all(isinstance(kind, str) for kind in _list(config, "layer_types")):
+            raise ValueError(f"layer_types is {_short(layer_types)}, not a list of words")
         return cls(
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],
@@ -93,7 +120,7 @@ class DFlashConfig:
             mask_token_id=dflash["mask_token_id"] if "mask_token_id" in dflash else config["mask_token_id"],
             target_layer_ids=tuple(dflash["target_layer_ids"]),
             num_target_layers=config.get("num_target_layers"),
-            layer_types=tuple(config.get("layer_types") or ["full_attention"] * layers),
+            layer_types=tuple(layer_types or ["full_attention"] * layers),
             sliding_window=config.get("sliding_window"),
             is_causal=config.get("is_causal", dflash.get("causal")),
         )
@@ -117,6 +144,29 @@ class DFlashConfig:
                 mask = near if mask is None else mask & near
             kinds[kind] = mask
         return [kinds[kind] for kind in self.layer_types]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _LARGEST
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if type(value) is not int or abs(value) <= _LARGEST else "a number of many digits"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _object(config: Mapping[str, Any], key: str, *, required: bool = False) -> Mapping[str, Any]:
+    value = config[key] if required else config.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} is {_short(value)}, not an object")
+    return value
+
+
+def _list(config: Mapping[str, Any], key: str) -> list[Any]:
+    value = config[key]
+    if not isinstance(value, list):
+        raise ValueError(f"{key} is {_short(value)}, not a list")
+    return value
 
 
 class DFlashAttention(nn.Module):

@@ -5,10 +5,10 @@ the session observes the newly committed positions with the target's true hidden
 follow the last committed one. What it computed for a proposal never outlives it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -212,7 +212,13 @@ def _load_mtp(target: Target) -> MTPDrafter:
     return MTPDrafter(target, model.eval())
 
 
-def _load_dflash(path: Path, target: Target) -> DFlashDrafter:
+def check_dflash(path: Path, target: Path, text_config: Mapping[str, Any]) -> DFlashConfig:
+    """Return the configuration of the DFlash drafter in ``path`` if it can be right, and right for a target.
+
+    Nothing but config.json and the headers is read, so this comes before a large target is loaded. ``text_config`` is
+    the text model's part of the config.json in ``target``. Raises UsageError for a drafter that belongs to another
+    target, MxqError for one that is broken, both naming the file and the key.
+    """
     checkpoint = Checkpoint.open(path)
     where = f"{checkpoint.path}/config.json"
     try:
@@ -222,10 +228,16 @@ def _load_dflash(path: Path, target: Target) -> DFlashDrafter:
             f"{where}: {error.args[0]} is missing",
             "a DFlash drafter names its mask_token_id and target_layer_ids in dflash_config",
         ) from None
-    except (AttributeError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise MxqError(f"{where}: {error}", "correct the drafter's configuration") from None
-    _check_fits(config, target, where)
+    _check_fits(config, target, text_config, where)
     check_layer_count(checkpoint, config.num_hidden_layers)
+    return config
+
+
+def _load_dflash(path: Path, target: Target) -> DFlashDrafter:
+    config = check_dflash(path, target.path, target.config.to_dict())
+    checkpoint = Checkpoint.open(path)
     with torch.device("meta"):
         model = DFlashModel(config)
     placer = Placer(checkpoint, target.dtype, target.device)
@@ -234,12 +246,14 @@ def _load_dflash(path: Path, target: Target) -> DFlashDrafter:
     return DFlashDrafter(target, model.eval(), checkpoint.path)
 
 
-def _check_fits(config: DFlashConfig, target: Target, where: str) -> None:
-    layers = target.config.num_hidden_layers
-    hint = f"the drafter was trained for another target than {target.path}"
+def _check_fits(config: DFlashConfig, target: Path, text_config: Mapping[str, Any], where: str) -> None:
+    layers = text_config.get("num_hidden_layers")
+    if type(layers) is not int:
+        raise MxqError(f"{target}/config.json: num_hidden_layers is {layers!r}", "correct the target's configuration")
+    hint = f"the drafter was trained for another target than {target}"
     for what, drafter_has, target_has in (
-        ("hidden_size", config.hidden_size, target.config.hidden_size),
-        ("vocab_size", config.vocab_size, target.config.vocab_size),
+        ("hidden_size", config.hidden_size, text_config.get("hidden_size")),
+        ("vocab_size", config.vocab_size, text_config.get("vocab_size")),
         ("num_target_layers", config.num_target_layers, layers),
     ):
         if drafter_has is not None and drafter_has != target_has:
@@ -249,8 +263,3 @@ def _check_fits(config: DFlashConfig, target: Target, where: str) -> None:
     if outside or not config.target_layer_ids:
         ids = list(config.target_layer_ids)
         raise UsageError(f"{where}: target_layer_ids is {ids}, the target's layers are 0 to {layers - 1}", hint)
-    if not 0 <= config.mask_token_id < config.vocab_size:
-        raise MxqError(
-            f"{where}: mask_token_id is {config.mask_token_id}, outside the vocabulary of {config.vocab_size}",
-            "correct the drafter's configuration",
-        )

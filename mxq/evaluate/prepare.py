@@ -1,6 +1,7 @@
 """From what the user asked for to a plan: everything is looked up, fingerprinted and checked before anything runs."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,13 +45,15 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     """Return the plan and the chat template that turns its answers into text.
 
     Raises UsageError for a request that cannot be right: no target, a target in the wrong role, two targets that are
-    not one model or do not see the same tokens, a missing drafter, a bad prompt set, a prompt that is too long.
+    not one model or do not see the same tokens, a drafter that is missing or another target's, a bad prompt set, a
+    prompt that is too long; MxqError for a drafter that is broken. No weights are loaded.
     """
     _check_numbers(request)
     workloads = _load_workloads(request)
     checkpoints = {role: Checkpoint.open(resolve(spec)) for role, spec in request.targets.items()}
     _check_roles(checkpoints)
     _check_same_model(checkpoints)
+    drafter = _drafter(request, checkpoints)
     templates = {role: ChatTemplate(c.path, thinking=request.thinking) for role, c in checkpoints.items()}
     template = next(iter(templates.values()))
     tokenized = [_tokenize(workload, templates) for workload in workloads]
@@ -63,7 +66,7 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
             role: Model(request.targets[role], checkpoint.path, fingerprint(checkpoint.path))
             for role, checkpoint in checkpoints.items()
         },
-        drafter=_drafter(request),
+        drafter=drafter,
         arms=arms(list(checkpoints), request.methods, request.budgets),
         workloads=tuple(tokenized),
         warm_up_ids=tuple(_warm_up_ids(template, tokenized)),
@@ -95,10 +98,10 @@ def _check_numbers(request: Request) -> None:
     if request.max_tokens < 1:
         raise UsageError(f"at most {request.max_tokens} tokens per answer", "it must be at least 1")
     sampling = request.sampling
-    if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+    if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
         raise UsageError(
             f"sampling with temperature {sampling.temperature}, top-p {sampling.top_p}, top-k {sampling.top_k}",
-            "temperature and top-k are at least 0, top-p is above 0 and at most 1",
+            "temperature and top-k are at least 0 and finite, top-p is above 0 and at most 1",
         )
 
 
@@ -168,7 +171,7 @@ def _check_lengths(workloads: Sequence[TokenizedWorkload], max_tokens: int, long
                 )
 
 
-def _drafter(request: Request) -> Model | None:
+def _drafter(request: Request, checkpoints: Mapping[str, Checkpoint]) -> Model | None:
     if "dflash" not in request.methods:
         return None
     spec = request.drafter
@@ -177,8 +180,11 @@ def _drafter(request: Request) -> Model | None:
         if not named:
             raise UsageError("DFlash needs a drafter", "give --drafter MODEL: a DFlash drafter made for this target")
         spec = f"{named[0]}-dflash"
-    # A drafter is no target checkpoint: its network is checked against the targets when it is loaded beside them.
+    from mxq.decode.drafting import check_dflash  # slow to import, and reading a run back does without it
+
     path = resolve(spec)
+    for checkpoint in checkpoints.values():
+        check_dflash(path, checkpoint.path, _text_config(checkpoint.config))
     return Model(spec, path, fingerprint(path))
 
 
