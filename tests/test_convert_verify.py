@@ -100,6 +100,29 @@ def test_files_and_manifest_that_come_or_go(dense: Path, tmp_path: Path) -> None
         assert "mxq_manifest.json" in problem
 
 
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda content: content.pop("source"), "it lacks 'source'"),
+        (lambda content: content["source"].pop("fingerprint"), "it lacks 'fingerprint'"),
+        (lambda content: content["source"].update(fingerprint=[1]), "the source's fingerprint is no text"),
+        (lambda content: content.update(source=[]), "list indices"),
+        (lambda content: content.update(source=None), "'NoneType'"),
+        (lambda content: content.update(tensors=[1, 2]), "cannot convert"),
+        (lambda content: content["tensors"].update({"mtp.fc.weight": [1]}), "list indices"),
+    ],
+)
+def test_a_manifest_without_its_parts_is_a_problem_with_and_without_a_source(
+    dense: Path, dense_source: Path, tmp_path: Path, edit: Callable[[Any], object], reason: str
+) -> None:
+    path = shutil.copytree(dense, tmp_path / "defective")
+    edit_json(path / "mxq_manifest.json", edit)
+    for source in (None, dense_source):
+        (problem,) = found(path, source)
+        assert problem.startswith("mxq_manifest.json is malformed: ")
+        assert reason in problem
+
+
 def test_one_code_and_one_scale_are_found_by_quantizing_again(dense: Path, dense_source: Path, tmp_path: Path) -> None:
     def flip(tensors: Tensors) -> None:
         tensors[DENSE + "mlp.up_proj.weight"][300, 17] ^= 1

@@ -56,6 +56,8 @@ def _manifest(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
         if content is None:
             return covered, [Problem(f"there is no {manifest.MANIFEST}: it was not made by mxq, or not completely")]
         files, tensors = dict(content["files"]), dict(content["tensors"])
+        if not isinstance(content["source"]["fingerprint"], str):
+            raise TypeError("the source's fingerprint is no text")
         problems = _check_files(checkpoint.path, files)
         for name in tensors.keys() | checkpoint.tensors.keys():
             tensor, entry = checkpoint.tensors.get(name), tensors.get(name)
@@ -65,8 +67,10 @@ def _manifest(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
                 problems.append(Problem(f"tensor {name} is {actual}, in {manifest.MANIFEST} {expected}"))
     except MxqError as error:
         return covered, [Problem(error.message, error.hint or "convert it again")]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return covered, [Problem(f"{manifest.MANIFEST} is malformed: {type(error).__name__} {error}")]
+    except KeyError as error:
+        return covered, [Problem(f"{manifest.MANIFEST} is malformed: it lacks {error}")]
+    except (TypeError, ValueError, AttributeError) as error:
+        return covered, [Problem(f"{manifest.MANIFEST} is malformed: {error}")]
     return f"{covered}: {len(files)}", problems
 
 
