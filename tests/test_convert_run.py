@@ -369,6 +369,38 @@ def test_outputs_that_are_in_the_way_are_left_alone(dense_source: Path, tmp_path
     assert not verify(convert(dense_source, tmp_path / "empty"), dense_source, rows=0).problems
 
 
+@pytest.mark.parametrize(
+    ("leads_to", "reason"), [("../elsewhere.json", "is a link out of"), ("nothing.json", "is a link to nothing")]
+)
+def test_links_in_place_of_a_models_files_are_noticed_by_the_plan(
+    dense_source: Path, tmp_path: Path, leads_to: str, reason: str
+) -> None:
+    linked = shutil.copytree(dense_source, tmp_path / "linked")
+    (linked / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    (linked / "tokenizer.json").symlink_to(leads_to)
+    with pytest.raises(MxqError, match=f"tokenizer.json {reason}") as error:
+        plan(Checkpoint.open(linked), recipe.load("mxfp4"))
+    assert error.value.hint == "put the file itself there"
+
+
+def test_links_that_are_no_part_of_the_model_stay_behind_with_a_note(
+    dense_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    linked = shutil.copytree(dense_source, tmp_path / "linked")
+    (tmp_path / "mine.json").write_text("mine")
+    (linked / "mine.json").symlink_to("../mine.json")
+    (linked / "stale.txt").symlink_to("nowhere.txt")
+    (linked / "twice.txt").symlink_to("tokenizer.json")
+    out = convert(linked, tmp_path / "out")
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("not copied")] == [
+        "not copied: mine.json",
+        "not copied: stale.txt",
+    ]
+    assert not (out / "mine.json").exists()
+    assert (out / "twice.txt").read_bytes() == (linked / "tokenizer.json").read_bytes()
+    assert verify(out, linked, rows=0).problems == []
+
+
 def test_a_disk_without_room_is_noticed_before_anything_is_written(
     dense_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

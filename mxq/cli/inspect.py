@@ -77,7 +77,7 @@ def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def _worst(path: Path, count: int) -> list[dict[str, Any]]:
-    from mxq.convert.manifest import LAYERS
+    from mxq.convert.beside import LAYERS
 
     file = path / LAYERS
     if not file.is_file():

@@ -8,6 +8,7 @@ import torch
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.identity import fingerprint
 from mxq.convert import manifest
+from mxq.convert.beside import copied_files
 from mxq.convert.structure import Module, Problem, Report, modules, scales_of
 from mxq.errors import MxqError
 from mxq.files import sha256_file
@@ -83,7 +84,7 @@ def _beside(checkpoint: Checkpoint, source: Checkpoint) -> tuple[str, list[Probl
     if config != source.config:
         keys = sorted(key for key in config.keys() | source.config.keys() if config.get(key) != source.config.get(key))
         problems.append(Problem(f"config.json differs from the source's in {', '.join(keys)}"))
-    names = manifest.copied_files(source.path)
+    names = copied_files(source.path)
     for name in names:
         copy = checkpoint.path / name
         if not copy.is_file() or sha256_file(copy) != sha256_file(source.path / name):

@@ -7,40 +7,13 @@ from mxq.checkpoint.headers import parse_json
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.checkpoint.resolve import is_hub_id
+from mxq.convert.beside import MANIFEST
 from mxq.convert.plan import Plan
 from mxq.errors import MxqError
 from mxq.files import sha256_file, versions
 from mxq.progress import progress
 
-MANIFEST = "mxq_manifest.json"
-LAYERS = "layers.jsonl"
-CARD = "README.md"
 FORMAT = 1
-
-_COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-_COPIED_PREFIXES = ("LICENSE", "NOTICE")
-_NOT_COPIED = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json", MANIFEST)
-
-
-def copied_files(path: Path) -> list[str]:
-    """Return the names of the files of a source that go along unchanged: tokenizer, templates, generation, licence."""
-    return sorted(
-        file.name
-        for file in path.iterdir()
-        if file.is_file()
-        and file.name not in _NOT_COPIED
-        and (file.suffix in _COPIED_SUFFIXES or file.name.startswith(_COPIED_PREFIXES))
-    )
-
-
-def left_files(path: Path) -> list[str]:
-    """Return what else a source's directory holds, hidden files apart, and no output will."""
-    known = {"config.json", "model.safetensors.index.json", MANIFEST, LAYERS, CARD, *copied_files(path)}
-    return sorted(
-        entry.name
-        for entry in path.iterdir()
-        if entry.name not in known and not entry.name.startswith(".") and entry.suffix != ".safetensors"
-    )
 
 
 def source_name(spec: str) -> str:

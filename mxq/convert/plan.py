@@ -9,6 +9,7 @@ from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.checkpoint.quantization import exclude_entries
 from mxq.checkpoint.writer import Shard, TensorSpec, layout
 from mxq.convert import decide
+from mxq.convert.beside import copied_files
 from mxq.convert.decide import base_name
 from mxq.convert.declared import contradictions
 from mxq.convert.recipe import Recipe, Rule
@@ -123,12 +124,14 @@ def plan(
         UsageError: the conversion would go wrong: another architecture, already quantized, a recipe that does not fit
             (see :mod:`mxq.convert.recipe`), a matrix that MXFP4 cannot hold, a fused group or experts split, a
             config.json that contradicts the tensors.
+        MxqError: the tokenizer or another file that goes along is a link out of the directory, or to nothing.
     """
     family = qwen35.family(source.config, str(source.path))
     if "quantization_config" in source.config:
         raise UsageError(f"{source.path} is already quantized", "give the bf16 checkpoint it was made from")
     if family not in recipe.rules:
         raise UsageError(f"recipe {recipe.name} has no rules for {family}, the family of {source.path}")
+    copied_files(source.path)  # raises for one that could not be copied, long before its turn
     held = {name: qwen35.pieces(name, tensor.shape) for name, tensor in source.tensors.items()}
     decide.check_complete(source, held)
     rules = decide.rules(source, recipe, family, held)

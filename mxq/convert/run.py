@@ -12,6 +12,7 @@ from mxq.checkpoint.quantization import quark_config
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.writer import ShardWriter, index
 from mxq.convert import manifest, structure
+from mxq.convert.beside import CARD, LAYERS, MANIFEST, copied_files, left_files
 from mxq.convert.card import card
 from mxq.convert.error import ErrorMeter
 from mxq.convert.plan import Group, Plan
@@ -38,19 +39,19 @@ def run(plan: Plan, out: Path, spec: str) -> dict[str, Any]:
         UsageError, InterruptedRunError: as :func:`mxq.convert.staging.staged`.
         MxqError: a weight holds NaN or infinity, a file cannot be read or written.
     """
-    for name in manifest.left_files(plan.source.path):
+    for name in left_files(plan.source.path):
         note(f"not copied: {name}")
     with staged(out, plan.bytes_after) as directory:
         layers = _write_tensors(plan, directory)
         _write_layers(directory, layers)
         write_json(directory / "config.json", _config(plan))
-        for name in manifest.copied_files(plan.source.path):
+        for name in copied_files(plan.source.path):
             shutil.copyfile(inside(plan.source.path, name), directory / name)
         facts = manifest.build(plan, spec, directory)
-        written = directory / manifest.CARD
+        written = directory / CARD
         written.write_text(card(facts, layers), encoding="utf-8")  # from the manifest, and then itself a file of it
         facts["files"][written.name] = manifest.checksum(written)
-        write_json(directory / manifest.MANIFEST, facts)
+        write_json(directory / MANIFEST, facts)
         problems = structure.problems_of(directory)
         if problems:
             raise MxqError(f"the checkpoint written is wrong, which is a defect of mxq: {problems[0].what}")
@@ -64,7 +65,7 @@ def _config(plan: Plan) -> dict[str, Any]:
 
 
 def _write_layers(directory: Path, layers: list[dict[str, Any]]) -> None:
-    with (directory / manifest.LAYERS).open("w", encoding="utf-8") as stream:
+    with (directory / LAYERS).open("w", encoding="utf-8") as stream:
         stream.writelines(json.dumps(layer) + "\n" for layer in layers)
 
 

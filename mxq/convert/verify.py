@@ -5,6 +5,7 @@ from typing import Any
 
 from mxq.checkpoint import Checkpoint
 from mxq.convert import manifest, structure
+from mxq.convert.beside import MANIFEST
 from mxq.convert.compare import compare
 from mxq.convert.structure import Problem, Report, scales_of
 from mxq.errors import MxqError
@@ -54,7 +55,7 @@ def _manifest(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
     try:
         content = manifest.read(checkpoint.path)
         if content is None:
-            return covered, [Problem(f"there is no {manifest.MANIFEST}: it was not made by mxq, or not completely")]
+            return covered, [Problem(f"there is no {MANIFEST}: it was not made by mxq, or not completely")]
         files, tensors = dict(content["files"]), dict(content["tensors"])
         if not isinstance(content["source"]["fingerprint"], str):
             raise TypeError("the source's fingerprint is no text")
@@ -64,20 +65,20 @@ def _manifest(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
             actual = tensor and [tensor.dtype, list(tensor.shape), tensor.file.name]
             expected = entry and [entry["dtype"], entry["shape"], entry["file"]]
             if actual != expected:
-                problems.append(Problem(f"tensor {name} is {actual}, in {manifest.MANIFEST} {expected}"))
+                problems.append(Problem(f"tensor {name} is {actual}, in {MANIFEST} {expected}"))
     except MxqError as error:
         return covered, [Problem(error.message, error.hint or "convert it again")]
     except KeyError as error:
-        return covered, [Problem(f"{manifest.MANIFEST} is malformed: it lacks {error}")]
+        return covered, [Problem(f"{MANIFEST} is malformed: it lacks {error}")]
     except (TypeError, ValueError, AttributeError) as error:
-        return covered, [Problem(f"{manifest.MANIFEST} is malformed: {error}")]
+        return covered, [Problem(f"{MANIFEST} is malformed: {error}")]
     return f"{covered}: {len(files)}", problems
 
 
 def _check_files(path: Path, files: dict[str, Any]) -> list[Problem]:
-    present = {file.name for file in path.iterdir()} - {manifest.MANIFEST}
+    present = {file.name for file in path.iterdir()} - {MANIFEST}
     problems = [
-        Problem(f"{name} is not in {manifest.MANIFEST}: it was added later", "remove it if engines might read it")
+        Problem(f"{name} is not in {MANIFEST}: it was added later", "remove it if engines might read it")
         for name in sorted(present - files.keys())
     ]
     problems += [Problem(f"{name} is missing") for name in sorted(files.keys() - present)]
