@@ -177,6 +177,46 @@ def test_a_budget_beyond_the_drafters_block_is_warned_about(models: Path, tmp_pa
     assert result.exit_code == 0, result.output
     assert "warning: 20 speculative tokens" in result.stderr
     assert "trained to draft 15" in result.stderr
+    again = mxq("eval", "--show", tmp_path / "run")
+    assert "WARNING: -k 20 is more than" in " ".join(again.stdout.split())
+    warnings = json.loads(mxq("eval", "--show", tmp_path / "run", "--json").stdout)["warnings"]
+    assert sum("was trained to draft, 15 (block_size 16)" in warning for warning in warnings) == 1
+
+
+def test_a_conversion_of_another_model_is_warned_about(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models / "target", tmp_path / "other")
+    config = json.loads((tmp_path / "other/config.json").read_text())
+    (tmp_path / "other/config.json").write_text(json.dumps(config | {"transformers_version": "99"}))
+    said = "was converted from another model"
+    words = ("--spec", "ar", "--mxfp4", models / "mxfp4", "--limit", 1)
+    own = mxq(*arguments(models, tmp_path / "own", *words))
+    assert own.exit_code == 0, own.output
+    assert said not in own.output
+    other = mxq(*arguments(models, tmp_path / "run", *words, "--bf16", tmp_path / "other"))
+    assert other.exit_code == 0, other.output
+    assert f"warning: {models}/mxfp4 {said}" in other.stderr
+    warnings = json.loads(mxq("eval", "--show", tmp_path / "run", "--json").stdout)["warnings"]
+    assert [said in warning for warning in warnings] == [True]
+
+
+@pytest.mark.parametrize("manifest", ["[]", "{}", '{"source": 1}', '{"source": {"fingerprint": 1}}', "{"])
+def test_a_conversion_that_cannot_say_its_source_is_warned_about(models: Path, tmp_path: Path, manifest: str) -> None:
+    shutil.copytree(models / "mxfp4", tmp_path / "mxfp4")
+    words = ("--spec", "ar", "--mxfp4", tmp_path / "mxfp4", "--limit", 1, "--max-tokens", 1)
+    (tmp_path / "mxfp4/mxq_manifest.json").write_text(manifest)
+    result = mxq(*arguments(models, tmp_path / "run", *words))
+    assert result.exit_code == 0, result.output
+    assert "mxq_manifest.json" in result.stderr
+    (tmp_path / "mxfp4/mxq_manifest.json").unlink()
+    result = mxq(*arguments(models, tmp_path / "none", *words))
+    assert result.exit_code == 0, result.output
+    assert "warning" not in result.output.lower()
+
+
+def test_a_run_with_other_budgets_says_which(models: Path, finished: tuple[Path, Result]) -> None:
+    result = mxq(*arguments(models, finished[0], "-k", 5))
+    assert result.exit_code == 2
+    assert "holds another run: --spec ar mtp dflash there, ar dflash now; -k 3 there, 3 5 now\n" in result.stderr
 
 
 def test_a_finished_run_is_only_shown_again(models: Path, finished: tuple[Path, Result]) -> None:

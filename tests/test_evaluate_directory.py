@@ -291,3 +291,10 @@ def test_reading_a_run_that_describes_nothing(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"format": 1, "definition": {}}))
     with pytest.raises(MxqError, match="not a run's description"):
         read_run(tmp_path)
+    valid = {"format": 1, "definition": {"workloads": []}, "cells": {}}
+    for warnings in (5, [5], None):
+        (tmp_path / "run.json").write_text(json.dumps(valid | {"warnings": warnings}))
+        with pytest.raises(MxqError, match="not a run's description"):
+            read_run(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(valid))  # as written before there were any
+    assert read_run(tmp_path).warnings == ()

@@ -27,6 +27,8 @@ from mxq.evaluate.records import Record, RecordFile, read_records
 FORMAT = 1
 _LOCK = ".lock"
 _SHOWN_DIFFERENCES = 5
+_IS = (" is ", " ")
+"""Between a name and its value, and between an option and its value."""
 # Of what run.json says: where a model lay, and what the system calls itself, change no number.
 _MAY_DIFFER = re.compile(r"hardware\.(memory_bytes|system)|(targets\.\w+|drafter)\.spec")
 
@@ -96,7 +98,8 @@ def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator
         else:
             cells = {cell.key: {"arm": asdict(cell.arm), "workload": cell.workload} for cell in plan.cells()}
             started = {"format": FORMAT, "command": files.command_line(), "started_at": _now()}
-            files.write_json(path / "run.json", started | described | {"cells": cells})
+            noted = {"warnings": list(plan.warnings), "cells": cells}
+            files.write_json(path / "run.json", started | described | noted)
         _keep_prompts(path, plan)
         opened: dict[tuple[Arm, str], OpenCell] = {}
         try:
@@ -169,15 +172,33 @@ def _refuse_unlike(path: Path, described: Mapping[str, Any]) -> None:
     run = read_json(path / "run.json")
     if run.get("format") != FORMAT:
         raise UsageError(f"{path}/run.json has format {run.get('format')!r}, not {FORMAT}", "use another directory")
-    there, here = (_flat({name: source.get(name) for name in described}) for source in (run, _as_json(described)))
+    there, here = (_facts({name: source.get(name) for name in described}) for source in (run, _as_json(described)))
     names = [name for name in sorted(there.keys() | here.keys()) if not _MAY_DIFFER.fullmatch(name)]
     differing = [name for name in names if there.get(name) != here.get(name)]
     if differing:
         shown = "; ".join(
-            f"{name} is {there.get(name)} there, {here.get(name)} now" for name in differing[:_SHOWN_DIFFERENCES]
+            f"{name}{_IS[name.startswith('-')]}{there.get(name)} there, {here.get(name)} now"
+            for name in differing[:_SHOWN_DIFFERENCES]
         )
         more = f"; and {len(differing) - _SHOWN_DIFFERENCES} more" if len(differing) > _SHOWN_DIFFERENCES else ""
         raise UsageError(f"{path} holds another run: {shown}{more}", "use another directory for this one")
+
+
+def _facts(described: dict[str, Any]) -> dict[str, Any]:
+    """Return each fact by its name; arms, which follow from three options, by these options as they are typed."""
+    definition = described["definition"]
+    try:
+        arms = [Arm(**arm) for arm in definition["arms"]]
+        options: dict[str, list[str]] = {
+            "targets": [arm.target for arm in arms],
+            "--spec": [arm.method for arm in arms],
+            "-k": [str(arm.num_speculative_tokens) for arm in arms if arm.num_speculative_tokens],
+        }
+        typed = {name: " ".join(dict.fromkeys(values)) or None for name, values in options.items()}
+    except (KeyError, TypeError):  # not a run's description: as it stands
+        return _flat(described)
+    rest = {name: value for name, value in definition.items() if name != "arms"}
+    return _flat(described | {"definition": rest}) | typed
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

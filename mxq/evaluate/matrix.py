@@ -99,6 +99,8 @@ class Plan:
     workloads: tuple[TokenizedWorkload, ...]
     warm_up_ids: tuple[int, ...]
     settings: Settings
+    warnings: tuple[str, ...] = ()
+    """What is doubtful about the models; kept with the run, and no part of what it is."""
 
     def engine_arm(self, arm: Arm) -> EngineArm:
         """Return the arm as an engine takes it."""

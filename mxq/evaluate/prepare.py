@@ -11,6 +11,7 @@ from mxq import progress
 from mxq.checkpoint import Checkpoint, resolve
 from mxq.engines import Sampling
 from mxq.errors import UsageError
+from mxq.evaluate import caveats
 from mxq.evaluate.fingerprint import fingerprint
 from mxq.evaluate.matrix import METHODS, Model, Plan, Settings, TokenizedWorkload, arms
 from mxq.testbed import PREFIX
@@ -53,7 +54,10 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     checkpoints = {role: Checkpoint.open(resolve(spec)) for role, spec in request.targets.items()}
     _check_roles(checkpoints)
     _check_same_model(checkpoints)
-    drafter = _drafter(request, checkpoints)
+    drafter, warnings = _drafter(request, checkpoints)
+    foreign = caveats.of_conversion(checkpoints)
+    for warning in foreign:
+        progress.note(f"warning: {warning}")
     templates = {role: ChatTemplate(c.path, thinking=request.thinking) for role, c in checkpoints.items()}
     template = next(iter(templates.values()))
     tokenized = [_tokenize(workload, templates) for workload in workloads]
@@ -81,6 +85,7 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
             engine=engine,
             semantics=semantics,
         ),
+        warnings=(*foreign, *warnings),
     )
     return plan, template
 
@@ -171,9 +176,9 @@ def _check_lengths(workloads: Sequence[TokenizedWorkload], max_tokens: int, long
                 )
 
 
-def _drafter(request: Request, checkpoints: Mapping[str, Checkpoint]) -> Model | None:
+def _drafter(request: Request, checkpoints: Mapping[str, Checkpoint]) -> tuple[Model | None, list[str]]:
     if "dflash" not in request.methods:
-        return None
+        return None, []
     spec = request.drafter
     if spec is None:
         named = [target for target in request.targets.values() if target.startswith(PREFIX)]
@@ -183,9 +188,8 @@ def _drafter(request: Request, checkpoints: Mapping[str, Checkpoint]) -> Model |
     from mxq.decode.drafting import check_dflash  # slow to import, and reading a run back does without it
 
     path = resolve(spec)
-    for checkpoint in checkpoints.values():
-        check_dflash(path, checkpoint.path, _text_config(checkpoint.config))
-    return Model(spec, path, fingerprint(path))
+    configs = [check_dflash(path, c.path, _text_config(c.config)) for c in checkpoints.values()]
+    return Model(spec, path, fingerprint(path)), caveats.of_budgets(spec, configs[0].block_size, request.budgets)
 
 
 def _eos_token_ids(path: Path, text_config: Mapping[str, Any]) -> tuple[int, ...]:

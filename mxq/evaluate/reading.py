@@ -39,6 +39,11 @@ class Run:
         """Return the arms in the run's order."""
         return tuple(dict.fromkeys(cell.arm for cell in self.cells))
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what was doubtful about the models when the run was started."""
+        return tuple(self.info.get("warnings", ()))
+
 
 def read_run(path: Path) -> Run:
     """Read a run directory; raises UsageError where there is none, MxqError where it is damaged."""
@@ -48,6 +53,8 @@ def read_run(path: Path) -> Run:
     if info.get("format") != FORMAT:
         raise UsageError(f"{path}/run.json has format {info.get('format')!r}", f"this mxq reads format {FORMAT}")
     try:
+        if not all(isinstance(warning, str) for warning in info.get("warnings", ())):
+            raise TypeError("a warning that is no text")
         prompts = {workload["name"]: workload["prompts"] for workload in info["definition"]["workloads"]}
         cells = tuple(
             _read_cell(path / "cells" / key, Arm(**cell["arm"]), cell["workload"])

@@ -91,7 +91,7 @@ class Summary:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what the reader must know before believing any number."""
-        found = []
+        found = list(self.run.warnings)
         for method, check in _IDLE.items():
             idle = [f"{c.arm.label} on {c.workload}" for c in self.cells if c.drafter_idle and c.arm.method == method]
             if idle:
