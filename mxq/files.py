@@ -86,3 +86,11 @@ def hardware() -> dict[str, Any]:
 def command_line() -> list[str]:
     """Return the command that is running, with the program's name instead of its path."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count} B"

@@ -312,6 +312,8 @@ def test_the_card_and_the_manifest_say_what_was_done(source: Path, tmp_path: Pat
     assert str(source.parent) not in card + (out / "mxq_manifest.json").read_text()
     layers = [json.loads(line) for line in (out / "layers.jsonl").read_text().splitlines()]
     assert f"| quantized | {len(layers)} matrices |" in card
+    counted = [int(line.split("|")[2]) for line in card.splitlines() if line.endswith(" quantize |")]
+    assert sum(counted) == len(layers)
     assert f"lowest {min(layer['sqnr_db'] for layer in layers):.2f} dB" in card
 
 
@@ -401,13 +403,31 @@ def test_links_that_are_no_part_of_the_model_stay_behind_with_a_note(
     assert verify(out, linked, rows=0).problems == []
 
 
+def test_a_mount_point_is_refused_before_anything_is_written(dense_source: Path) -> None:
+    with pytest.raises(UsageError, match="the output / is a mount point") as error:
+        convert(dense_source, Path("/"))
+    assert error.value.hint == "name a new directory inside it"
+
+
+def test_what_a_killed_run_left_is_named_and_stays(
+    dense_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("o[u]t.partial-a", "out.partial-b"):
+        (tmp_path / name).mkdir()
+    convert(dense_source, tmp_path / "o[u]t")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left over")]
+    assert f"{tmp_path / 'o[u]t.partial-a'}, unless another run is writing it now" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["o[u]t", "o[u]t.partial-a", "out.partial-b"]
+
+
 def test_a_disk_without_room_is_noticed_before_anything_is_written(
     dense_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(MxqError, match=r"0.0 GB free, the output needs 0.0 GB"):
+    with pytest.raises(MxqError, match=r"has 1\.00 kB free, the output needs \d\.\d\d MB") as error:
         convert(dense_source, tmp_path / "out")
+    assert error.value.hint == "make room, or name a directory on another disk"
     assert not list(tmp_path.iterdir())
 
 

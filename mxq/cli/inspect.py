@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mxq.cli.tables import show, size, table
+from mxq.cli.tables import show, table
 from mxq.errors import UsageError
+from mxq.files import size
 
 if TYPE_CHECKING:
     from mxq.checkpoint import Checkpoint

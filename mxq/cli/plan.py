@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from mxq.cli.options import conversion_options
-from mxq.cli.tables import numbers_hidden, show, size, table
+from mxq.cli.tables import numbers_hidden, show, table
+from mxq.files import size
 
 if TYPE_CHECKING:
     from mxq.convert.plan import Plan

@@ -7,7 +7,7 @@ import click
 
 from mxq.cli.options import conversion_options
 from mxq.cli.sizes import Size
-from mxq.cli.tables import size
+from mxq.files import size
 
 _EPILOG = """\b
 Examples:

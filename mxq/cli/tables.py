@@ -33,11 +33,3 @@ def show(full: "Table") -> None:
 def numbers_hidden(name: str) -> str:
     """Return a tensor's name with ``*`` for its layer and expert numbers."""
     return _NUMBER.sub("*", name)
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for people."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.2f} {unit}"
-    return f"{count} B"

@@ -40,13 +40,14 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
     lines += ["", "Every other tensor is a byte-for-byte copy of the source's.", "", "## What was quantized", ""]
     lines += ["| rule | tensors | |", "|---|---|---|"]
     counts: dict[tuple[str, str], int] = defaultdict(int)
-    for tensor in manifest["tensors"].values():
-        counts[tensor["rule"], tensor["action"]] += 1
+    for name, tensor in manifest["tensors"].items():
+        if not (tensor["action"] == "quantize" and name.endswith("_scale")):
+            counts[tensor["rule"], tensor["action"]] += 1
     lines += [f"| `{rule}` | {count} | {action} |" for (rule, action), count in counts.items()]
     lines += [
         "",
-        "A quantized weight is two tensors, codes and scales. `mxq_manifest.json` holds the checksum of every file and",
-        "the rule behind every tensor, `layers.jsonl` the error of every quantized matrix.",
+        "A quantized weight counts once and is stored as two tensors, codes and scales. `mxq_manifest.json` holds the",
+        "checksum of every file and the rule behind every tensor, `layers.jsonl` the error of every quantized matrix.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,7 @@
 """A directory that appears whole or not at all."""
 
 import contextlib
+import glob
 import os
 import shutil
 import tempfile
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mxq.errors import InterruptedRunError, MxqError, UsageError
+from mxq.files import size
+from mxq.progress import note
 
 
 @contextlib.contextmanager
@@ -19,12 +22,13 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
         needed: bytes that will be written.
 
     Raises:
-        UsageError: ``out`` holds something or has no parent.
+        UsageError: ``out`` holds something, is a mount point or has no parent.
         MxqError: the disk has no room, or writing failed.
         InterruptedRunError: the user stopped the work.
     """
     out = out.resolve()
     _check(out, needed)
+    _say_what_is_left(out)
     work = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
     try:
         umask = os.umask(0)
@@ -46,10 +50,23 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
 def _check(out: Path, needed: int) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"the output {out} is a file", "name a directory that does not exist yet")
+    if out.is_mount():
+        raise UsageError(
+            f"the output {out} is a mount point, which nothing can take the place of", "name a new directory inside it"
+        )
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"the output directory {out} is not empty", "name another, or empty it yourself")
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent}, where the output is to be, does not exist", "make it first")
     free = shutil.disk_usage(out.parent).free
     if free < needed:
-        raise MxqError(f"{out.parent} has {free / 1e9:.1f} GB free, the output needs {needed / 1e9:.1f} GB")
+        raise MxqError(
+            f"{out.parent} has {size(free)} free, the output needs {size(needed)}",
+            "make room, or name a directory on another disk",
+        )
+
+
+def _say_what_is_left(out: Path) -> None:
+    """Note what a run that was killed could not remove; it may also be of a run still going on, so it stays."""
+    for left in sorted(out.parent.glob(f"{glob.escape(out.name)}.partial-*")):
+        note(f"left over: {left}, unless another run is writing it now; mxq does not read it, so you can remove it")
