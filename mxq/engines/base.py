@@ -42,8 +42,8 @@ class EngineArm:
 class Completion:
     """One answered prompt. ``accepted`` and ``drafted`` have one entry per verify pass; times are in seconds.
 
-    ``drafted`` counts the drafts that the pass could have accepted. ``target_s`` and ``draft_s`` are the time inside
-    the two models' forward passes, None where an engine cannot tell.
+    ``drafted`` counts the drafts proposed; ``accepted`` leaves out those behind an end of text. ``target_s`` and
+    ``draft_s`` are the time inside the two models' forward passes, None where an engine cannot tell.
     """
 
     token_ids: tuple[int, ...]

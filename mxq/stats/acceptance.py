@@ -1,7 +1,9 @@
 """Acceptance length, survival and conditional acceptance.
 
-With a_p the drafts accepted in verify pass p of n passes, and d_p the drafts that pass could have accepted (fewer than
-K near the end of a request):
+With a_p the drafts accepted in verify pass p of n passes, and d_p the drafts that pass could have accepted. d_p is
+below K in two cases: the model's longest sequence left no room for K drafts, or an accepted draft was the end of the
+text, behind which nothing counts (then d_p = a_p). A pass whose tokens are cut by a limit on the answer's length counts
+in full.
 
 * pooled acceptance length = 1 + sum(a_p) / n: tokens committed per verify pass, bonus token included. vLLM's
   definition; the published tables use it.
