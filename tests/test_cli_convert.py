@@ -1,6 +1,7 @@
 """plan, quantize, verify and inspect as a user types them: output, exit codes, one line per error, Ctrl-C."""
 
 import json
+import re
 import resource
 import shutil
 import signal
@@ -48,7 +49,7 @@ def test_from_plan_to_inspect(source: Path, tmp_path: Path) -> None:
     assert verified.stdout.count(" ok ") == 9
     inspected = mxq("inspect", out, "--worst", 3)
     assert "MXFP4 scales" in inspected.stdout
-    assert inspected.stdout.count("2^-") == 6
+    assert len(re.findall(r"^layers\.\d\.\S+ +\d+\.\d\d +\d\.\d{3}% +0\.0% +-\d+ to -\d+", inspected.stdout, re.M)) == 3
     assert "not quantized" in mxq("inspect", source).stdout
 
 
@@ -70,6 +71,28 @@ def test_json_of_every_verb_agrees_with_the_files(source: Path, tmp_path: Path) 
     sqnr = [layer["sqnr_db"] for layer in inspected["worst"]]
     assert sqnr == sorted(sqnr)
     assert inspected["quantization"]["activations"] == "MXFP4"
+
+
+@pytest.mark.parametrize("experts", ["per-expert", "fused"])
+def test_tables_fit_a_terminal_of_80_columns(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experts: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich take stdout for a terminal, as it is for a user
+    out = tmp_path / "out"
+    planned = mxq("plan", source, "--experts", experts)
+    mxq("quantize", source, out, "--experts", experts)
+    for result in (
+        planned,
+        mxq("plan", source, "--tensors"),
+        mxq("inspect", out, "--worst", 1000),
+        mxq("verify", out, "--against", source),
+    ):
+        tables = [line for line in result.stdout.splitlines() if not line.startswith((str(source), "note:"))]
+        assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in tables) <= 80
+    rules = [line.split()[1] for line in re.sub(r"\x1b\[[\d;]*m", "", planned.stdout).splitlines() if "model." in line]
+    assert "model.*layers.*.linear_attn.conv1d" in rules  # at this width none needs folding
 
 
 def test_plan_shows_tensors_with_their_shapes(moe_source: Path) -> None:

@@ -116,6 +116,12 @@ def test_every_verb_explains_itself_with_examples(verb: str) -> None:
         assert result.stdout.count(shared) >= 1
 
 
+@pytest.mark.parametrize("verb", [None, *cli._VERBS])
+def test_help_fits_a_terminal_of_80_columns(verb: str | None) -> None:
+    arguments = ["--help"] if verb is None else [verb, "--help"]
+    assert [line for line in invoke(*arguments).stdout.splitlines() if len(line) > 80] == []
+
+
 def test_a_reader_that_has_left_gets_no_complaint() -> None:
     reader, writer = os.pipe()
     os.close(reader)

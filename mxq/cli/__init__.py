@@ -21,13 +21,14 @@ _VERBS = {
 }
 
 _EPILOG = """\b
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 verification mismatch or regression, 4 interrupted (run again to resume)
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 verification mismatch or
+regression, 4 interrupted (run again to resume)
 
 \b
 Examples:
   mxq quantize testbed:dense ./dense-mxfp4 --recipe mxfp4
   mxq verify ./dense-mxfp4 --against testbed:dense
-  mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec dflash --out ./run
+  mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec mtp --out ./run
 """
 
 

@@ -21,6 +21,8 @@ Examples:
   mxq inspect Qwen/Qwen3.5-27B --json
 """
 
+_LANGUAGE_MODEL = "model.language_model."
+
 
 @click.command(epilog=_EPILOG)
 @click.argument("model", metavar="DIR")
@@ -110,16 +112,17 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _show_worst(layers: list[dict[str, Any]]) -> None:
-    shown = table("matrix", "shape", ">SQNR dB", ">relative error", ">saturated", ">zero blocks", "scales")
+    shown = table("matrix", ">SQNR dB", ">saturated", ">zero\nblocks", ">scales\n2^")
     for layer in layers:
         exponents = layer["scale_exponents"]
         shown.add_row(
-            layer["module"],
-            str(layer["shape"]),
+            layer["module"].removeprefix(_LANGUAGE_MODEL),
             f"{layer['sqnr_db']:.2f}",
-            f"{layer['relative_error']:.4f}",
             f"{layer['saturated']:.3%}",
-            f"{layer['zero_blocks']}/{layer['blocks']}",
-            "" if exponents is None else f"2^{exponents[0]} to 2^{exponents[1]}",
+            f"{layer['zero_blocks'] / layer['blocks']:.1%}",
+            "" if exponents is None else f"{exponents[0]} to {exponents[1]}",
         )
+    click.echo()
     show(shown)
+    if any(layer["module"].startswith(_LANGUAGE_MODEL) for layer in layers):
+        click.echo(f"Names without {_LANGUAGE_MODEL}; --json gives them whole, and shapes.")

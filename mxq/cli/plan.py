@@ -18,7 +18,7 @@ Examples:
   mxq plan testbed:dense --recipe mxfp4
   mxq plan testbed:dense --tensors
   mxq plan ./Qwen3.5-27B --recipe ./mine.yaml
-  mxq plan ./Qwen3.5-35B-A3B --experts fused --json | jq '.tensors[] | select(.action == "quantize")'
+  mxq plan ./Qwen3.5-35B-A3B --experts fused --json | jq '.tensors[].rule'
 """
 
 
@@ -52,13 +52,13 @@ def _show(planned: "Plan", model: str, tensors: bool) -> None:
         row = rows[decision.action, decision.rule, *name]
         for i, amount in enumerate((1, tensor.nbytes, decision.bytes_after)):
             row[i] += amount
-    shown = table("action", "rule", *(("tensor", "as stored") if tensors else ()), ">tensors", ">before", ">after")
+    shown = table("action", "rule", *(("tensor", "as stored") if tensors else ()), ">count", ">before", ">after")
     for key, (count, before, after) in sorted(rows.items(), key=lambda row: row[0][0] != "quantize"):
         shown.add_row(*key, str(count), size(before), size(after))
     show(shown)
     for lint in planned.lints:
         click.echo(f"note: {lint}")
     click.echo(
-        f"{model}, {planned.family}, recipe {planned.recipe.name}: {size(planned.bytes_before)} -> "
+        f"{model}, {planned.family}, recipe {planned.recipe.name}:\n{size(planned.bytes_before)} -> "
         f"{size(planned.bytes_after)} in {len(planned.shards)} file(s), {len(planned.exclude)} exclude entries"
     )

@@ -10,22 +10,28 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def table(*columns: str) -> "Table":
-    """Return an empty table; columns whose title begins with ``>`` hold numbers."""
+    """Return an empty table; columns whose title begins with ``>`` hold numbers, the others text that may be folded."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    empty = Table(box=SIMPLE_HEAD, pad_edge=False)
+    empty = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        empty.add_column(column.removeprefix(">"), justify="right" if column[0] == ">" else "left", no_wrap=True)
+        if column[0] == ">":
+            empty.add_column(column[1:], justify="right", no_wrap=True)
+        else:
+            empty.add_column(column, overflow="fold")
     return empty
 
 
 def show(full: "Table") -> None:
-    """Print a table on stdout at its whole width: names are there to be copied, so none is folded or cut."""
+    """Print a table on stdout: folded to the width of a terminal; whole in a pipe or file, so that names are found."""
     from rich.console import Console
     from rich.measure import Measurement
 
     console = Console(markup=False)
+    if console.is_terminal:
+        console.print(full)
+        return
     needed = Measurement.get(console, console.options.update(max_width=1000), full).maximum
     Console(markup=False, width=max(console.width, needed)).print(full)
 

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from mxq.convert.structure import Report
 
 _EPILOG = """\b
-Checked: headers and index against the files; codes against scales; quantization_config against the tensors, both ways,
-by the rules by which vLLM matches names; the sha256 of every file; with --against also that every tensor of the source
-is there, that what is not quantized is the same bytes, and that sampled rows quantize to the same codes and scales.
+Checked: headers and index against the files; codes against scales;
+config.json against the tensors, quantization_config both ways and by the
+rules by which vLLM matches names; the sha256 of every file; with --against
+also that every tensor of the source is there, that what is not quantized is
+the same bytes, and that sampled rows quantize to the same codes and scales.
 
 \b
-Exit code 0: all is well; 3: something is wrong, each problem is listed with what to do.
+Exit code 0: all is well; 3: something is wrong, and each problem is listed
+with what to do.
 
 \b
 Examples:
@@ -61,7 +64,6 @@ def _show(report: "Report") -> None:
     from rich.text import Text
 
     shown = table("check", "result", "covered")
-    shown.columns[-1].no_wrap = False  # sentences, not names to be copied
     for check in report.checks:
         outcome = Text("ok", "green") if check.done else Text("not done", "yellow")
         result = Text(f"{len(check.problems)} wrong", "bold red") if check.problems else outcome
