@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from checkpoints import Tensors, edit_json, reseal, rewrite
 
 from mxq import testbed
-from mxq.checkpoint import Checkpoint
+from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.convert import recipe
 from mxq.convert.declared import contradictions
 from mxq.convert.plan import plan
@@ -90,6 +92,50 @@ def test_a_text_config_that_is_no_object(dense_source: Path, tmp_path: Path) -> 
     edit_json(out / "config.json", lambda config: config.update(text_config=[1]))
     reseal(out)
     assert [problem.what for problem in verify(out).problems] == ["text_config in config.json is not an object"]
+
+
+def test_layers_and_experts_that_are_not_there(moe_source: Path, tmp_path: Path) -> None:
+    out = convert(moe_source, tmp_path / "out")
+    rewrite(out, lambda tensors: [tensors.pop(name) for name in [*tensors] if ".layers.3.mlp.experts.2.up" in name])
+    reseal(out)
+    (problem,) = verify(out).problems
+    assert "layers.3.mlp.experts.2.up_proj is missing" in problem.what
+    set_sizes(out, {"num_hidden_layers": 9})
+    reseal(out)
+    (problem,) = verify(out).problems
+    assert "config.json says 9 layers, the tensors are of 4" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        # Of Qwen3.5-27B and Qwen3.5-35B-A3B, with fewer layers.
+        (
+            "Qwen3_5",
+            {"hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24, "num_key_value_heads": 4}
+            | {"linear_num_key_heads": 16, "linear_num_value_heads": 48},
+        ),
+        (
+            "Qwen3_5Moe",
+            {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "num_experts": 256}
+            | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+            | {"linear_num_key_heads": 16, "linear_num_value_heads": 32},
+        ),
+    ],
+)
+def test_the_shapes_are_those_that_transformers_builds(name: str, sizes: dict[str, int]) -> None:
+    common = {"head_dim": 256, "vocab_size": 248320, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    config = getattr(transformers, f"{name}Config")(text_config=sizes | common | {"num_hidden_layers": 4})
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    tensors = {
+        name: TensorInfo(name, "BF16", tuple(tensor.shape), Path(), 0, 0) for name, tensor in model.state_dict().items()
+    }
+    said = {"text_config": config.to_dict()["text_config"]}
+    said["text_config"].pop("tie_word_embeddings", None)  # there are no weights to compare
+    assert contradictions(Checkpoint(Path(), said, tensors, {}, None)) == []
+    said["text_config"]["linear_num_value_heads"] += 16
+    assert len(contradictions(Checkpoint(Path(), said, tensors, {}, None))) >= 5
 
 
 @pytest.mark.parametrize("where", ["top", "text_config"])

@@ -12,8 +12,9 @@ from typing import Any
 
 from mxq.checkpoint import Checkpoint, QuantizationConfig, TensorInfo
 from mxq.checkpoint.reader import INDEX
+from mxq.convert.decide import check_complete
 from mxq.convert.declared import contradictions
-from mxq.errors import MxqError
+from mxq.errors import MxqError, UsageError
 from mxq.formats.mxfp4 import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
@@ -117,6 +118,13 @@ def check(checkpoint: Checkpoint, report: Report) -> None:
     problems += [
         Problem(what, "put the config.json back that belongs to these weights") for what in contradictions(checkpoint)
     ]
+    if not problems:  # a config.json that cannot be read, or is another model's, makes nonsense of these numbers
+        try:
+            check_complete(
+                checkpoint, {name: qwen35.pieces(name, tensor.shape) for name, tensor in checkpoint.tensors.items()}
+            )
+        except UsageError as error:
+            problems.append(Problem(error.message, error.hint or "convert it again"))
     report.add("config", covered, problems)
 
 
