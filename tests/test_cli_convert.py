@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import rewrite, wide_copy
+from checkpoints import rewrite, sparse_copy, wide_copy
 from click.testing import CliRunner, Result
 
 from mxq.cli import main
@@ -159,6 +159,24 @@ def test_shards_that_are_missing_truncated_or_lie(dense_source: Path, tmp_path: 
         fails("quantize", path, tmp_path / "out", code=1, reason=reason)
         assert reason in mxq("verify", path, code=3).stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_with_an_odd_number_of_rows(moe_source: Path, tmp_path: Path) -> None:
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
+    odd = sparse_copy(moe_source, tmp_path / "odd", {name: [4, 511, 256]})
+    for arguments in (("plan", odd), ("quantize", odd, tmp_path / "out"), ("inspect", odd)):
+        fails(*arguments, code=1, reason=f"{name} has 511 rows per expert")
+    assert f"{name} has 511 rows per expert" in mxq("verify", odd, code=3).stdout
+
+
+@pytest.mark.parametrize("line", ['{"sqnr_db": 1}', "[1]", '{"sqnr_db": "1"}', "SHOWN-0"])
+def test_errors_of_layers_that_mxq_did_not_write(dense_source: Path, tmp_path: Path, line: str) -> None:
+    out = tmp_path / "out"
+    mxq("quantize", dense_source, out)
+    if line == "SHOWN-0":
+        line = json.dumps(json.loads((out / "layers.jsonl").read_text().splitlines()[0]) | {"blocks": 0})
+    (out / "layers.jsonl").write_text(line + "\n")
+    fails("inspect", out, "--worst", 3, code=2, reason="layers.jsonl is not as mxq wrote it")
 
 
 def test_outputs_and_arguments_that_cannot_be(dense_source: Path, tmp_path: Path) -> None:

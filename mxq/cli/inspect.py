@@ -88,8 +88,11 @@ def _worst(path: Path, count: int) -> list[dict[str, Any]]:
     try:
         layers = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         known = [layer for layer in layers if layer["sqnr_db"] is not None]
-        return sorted(known, key=lambda layer: float(layer["sqnr_db"]))[:count]
-    except (ValueError, KeyError, TypeError) as error:
+        worst = sorted(known, key=lambda layer: float(layer["sqnr_db"]))[:count]
+        for layer in worst:
+            _row(layer)  # raises for what cannot be shown
+        return worst
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"{file} is not as mxq wrote it: {error}", "convert again") from None
 
 
@@ -114,15 +117,19 @@ def _show(facts: dict[str, Any]) -> None:
 def _show_worst(layers: list[dict[str, Any]]) -> None:
     shown = table("matrix", ">SQNR dB", ">saturated", ">zero\nblocks", ">scales\n2^")
     for layer in layers:
-        exponents = layer["scale_exponents"]
-        shown.add_row(
-            layer["module"].removeprefix(_LANGUAGE_MODEL),
-            f"{layer['sqnr_db']:.2f}",
-            f"{layer['saturated']:.3%}",
-            f"{layer['zero_blocks'] / layer['blocks']:.1%}",
-            "" if exponents is None else f"{exponents[0]} to {exponents[1]}",
-        )
+        shown.add_row(*_row(layer))
     click.echo()
     show(shown)
     if any(layer["module"].startswith(_LANGUAGE_MODEL) for layer in layers):
         click.echo(f"Names without {_LANGUAGE_MODEL}; --json gives them whole, and shapes.")
+
+
+def _row(layer: dict[str, Any]) -> list[str]:
+    exponents = layer["scale_exponents"]
+    return [
+        layer["module"].removeprefix(_LANGUAGE_MODEL),
+        f"{layer['sqnr_db']:.2f}",
+        f"{layer['saturated']:.3%}",
+        f"{layer['zero_blocks'] / layer['blocks']:.1%}",
+        "" if exponents is None else f"{exponents[0]} to {exponents[1]}",
+    ]

@@ -13,7 +13,7 @@ from mxq.convert.beside import copied_files
 from mxq.convert.decide import base_name
 from mxq.convert.declared import contradictions
 from mxq.convert.recipe import Recipe, Rule
-from mxq.errors import UsageError
+from mxq.errors import MxqError, UsageError
 from mxq.formats.mxfp4 import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
@@ -124,7 +124,8 @@ def plan(
         UsageError: the conversion would go wrong: another architecture, already quantized, a recipe that does not fit
             (see :mod:`mxq.convert.recipe`), a matrix that MXFP4 cannot hold, a fused group or experts split, a
             config.json that contradicts the tensors.
-        MxqError: the tokenizer or another file that goes along is a link out of the directory, or to nothing.
+        MxqError: the tokenizer or another file that goes along is a link out of the directory, or to nothing; experts
+            stored fused have an odd number of rows.
     """
     family = qwen35.family(source.config, str(source.path))
     if "quantization_config" in source.config:
@@ -132,7 +133,10 @@ def plan(
     if family not in recipe.rules:
         raise UsageError(f"recipe {recipe.name} has no rules for {family}, the family of {source.path}")
     copied_files(source.path)  # raises for one that could not be copied, long before its turn
-    held = {name: qwen35.pieces(name, tensor.shape) for name, tensor in source.tensors.items()}
+    try:
+        held = {name: qwen35.pieces(name, tensor.shape) for name, tensor in source.tensors.items()}
+    except ValueError as error:
+        raise MxqError(f"{source.path}: {error}", "the checkpoint is damaged: get it again") from None
     decide.check_complete(source, held)
     rules = decide.rules(source, recipe, family, held)
     if wrong := contradictions(source):

@@ -83,12 +83,20 @@ def problems_of(path: Path) -> list[Problem]:
 
 
 def modules(checkpoint: Checkpoint) -> dict[str, Module]:
-    """Return every matrix of a checkpoint by its module's name."""
+    """Return every matrix of a checkpoint by its module's name.
+
+    Raises:
+        MxqError: experts stored fused have an odd number of rows.
+    """
     found = {}
     for name, tensor in checkpoint.tensors.items():
         scale = qwen35.scale_name(name)
         packed = tensor.dtype == "U8" and scale in checkpoint.tensors
-        for piece in qwen35.pieces(name, tensor.shape):
+        try:
+            pieces = qwen35.pieces(name, tensor.shape)
+        except ValueError as error:
+            raise MxqError(f"{checkpoint.path}: {error}", "the checkpoint is damaged: get it again") from None
+        for piece in pieces:
             found[piece.module] = Module(piece, scale if packed else None)
     return found
 
@@ -102,6 +110,7 @@ def open_checked(path: Path, report: Report) -> Checkpoint | None:
     """Open a checkpoint; a broken one goes into ``report``, and a directory that is none raises UsageError."""
     try:
         checkpoint = Checkpoint.open(path)
+        modules(checkpoint)
     except MxqError as error:
         if error.exit_code == 2:
             raise
