@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mxq.decode.dflash import DFlashConfig, DFlashModel
 
 from .features import Answers
-from .target import CausalLM, Log, _adamw, _set_lr
+from .target import CausalLM, Log, _adamw, _descend, _set_lr
 
 
 def initial(config: DFlashConfig, seed: int) -> DFlashModel:
@@ -95,10 +95,7 @@ def train(
         loss = F.cross_entropy(logits.flatten(0, 2).float(), goal.flatten(), reduction="none").view_as(goal)
         weight = valid * torch.exp(-torch.arange(block - 1, device=device) / gamma)
         loss = (loss * weight).sum() / weight.sum()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        _descend(model, optimizer, loss)
         if step % 200 == 0 or step == steps - 1:
             right = ((logits.argmax(-1) == goal) | ~valid).cumprod(-1) * valid
             spent = time.monotonic() - started

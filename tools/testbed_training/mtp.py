@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.qwen3_5.modeling_qwen3_5 import apply_rotary_pos_emb, repeat_kv
 
 from mxq.decode.mtp import MTPModel
 
 from .features import Answers
-from .target import CausalLM, Log, _adamw, _set_lr
+from .target import CausalLM, Log, _adamw, _descend, _set_lr
 
 KeyValue = tuple[Tensor, Tensor]
 
@@ -119,10 +119,7 @@ def train(
             valid = (predicted >= part.start[:, None]) & (predicted < part.end[:, None])
             goal = part.tokens.roll(-(2 + s), 1)
             loss = loss + F.cross_entropy(each[valid].float(), goal[valid]) / chained
-        loss.backward()
-        nn.utils.clip_grad_norm_(mtp.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        _descend(mtp, optimizer, loss)
         if step % 200 == 0 or step == steps - 1:
             spent = time.monotonic() - started
             pace = f"{spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step"

@@ -71,10 +71,7 @@ def train(model: CausalLM, data: Packed, steps: int, batch: int, lr: float, devi
         loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
         loss = (loss * weight.flatten()).sum() / weight.sum()
         balance = sum((_balance(r) for r in routers), torch.zeros((), device=device))
-        (loss + 0.01 * balance).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        _descend(model, optimizer, loss + 0.01 * balance)
         if step % 100 == 0 or step == steps - 1:
             spent = time.monotonic() - started
             pace = f"{spent:.0f} s, {spent / (step + 1) * 1e3:.0f} ms a step"
@@ -169,6 +166,14 @@ def _adamw(model: nn.Module, lr: float, weight_decay: float, device: str) -> tor
     vectors = [p for p in model.parameters() if p.ndim < 2 and p.requires_grad]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=device == "cuda")
+
+
+def _descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step down ``loss``, with gradients of norm 1 at most."""
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _set_lr(optimizer: torch.optim.Optimizer, peak: float, step: int, steps: int, warmup: int) -> None:
