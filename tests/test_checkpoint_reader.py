@@ -146,33 +146,6 @@ def test_a_pickle_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not Path("exploded").exists()
 
 
-def test_specs_that_name_a_testbed_or_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch, dense_source: Path) -> None:
+def test_a_spec_that_names_a_testbed(monkeypatch: pytest.MonkeyPatch, dense_source: Path) -> None:
     monkeypatch.setattr(testbed, "path", lambda spec: dense_source)
     assert resolve("testbed:dense") == dense_source
-
-    import huggingface_hub
-
-    asked = []
-
-    def download(repository: str, allow_patterns: list[str]) -> str:
-        asked.append((repository, allow_patterns))
-        return str(dense_source)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve("Qwen/Qwen3.5-27B") == dense_source
-    assert asked[0][0] == "Qwen/Qwen3.5-27B"
-    assert "*.safetensors" in asked[0][1]
-    assert not any("bin" in pattern or ".py" in pattern for pattern in asked[0][1])
-
-
-def test_a_model_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def offline(repository: str, allow_patterns: list[str]) -> None:
-        raise LocalEntryNotFoundError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(MxqError, match=r"nobody/nothing is no directory here and could not be downloaded") as error:
-        resolve("nobody/nothing")
-    assert error.value.exit_code == 1

@@ -7,6 +7,6 @@ file, and no index leads out of its directory.
 from mxq.checkpoint.headers import TensorInfo
 from mxq.checkpoint.quantization import QuantizationConfig
 from mxq.checkpoint.reader import Checkpoint
-from mxq.checkpoint.resolve import resolve
+from mxq.checkpoint.resolve import open_headers, resolve
 
-__all__ = ["Checkpoint", "QuantizationConfig", "TensorInfo", "resolve"]
+__all__ = ["Checkpoint", "QuantizationConfig", "TensorInfo", "open_headers", "resolve"]

@@ -70,18 +70,27 @@ def read_header(file: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            prefix = stream.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or 8 + length > size:
-                raise _broken(file, f"it has {size} bytes, its header alone claims {8 + length}", truncated=True)
-            if length > MAX_HEADER:
-                raise _broken(file, f"its header claims {length} bytes, more than the {MAX_HEADER} the format allows")
+            length = header_length(file, stream.read(8), size)
             text = stream.read(length)
     except FileNotFoundError:
         raise MxqError(f"{file} is missing", "download the checkpoint again") from None
     except OSError as error:
         raise MxqError(f"{file} cannot be read: {error.strerror}") from None
-    return _parse(file, text, data_start=8 + length, size=size)
+    return parse_header(file, text, size)
+
+
+def header_length(file: Path, prefix: bytes, size: int) -> int:
+    """Return the length of the header of a file of ``size`` bytes that begins with ``prefix``, its first eight.
+
+    Raises:
+        MxqError: no header of that length can be there.
+    """
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or 8 + length > size:
+        raise _broken(file, f"it has {size} bytes, its header alone claims {8 + length}", truncated=True)
+    if length > MAX_HEADER:
+        raise _broken(file, f"its header claims {length} bytes, more than the {MAX_HEADER} the format allows")
+    return length
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
@@ -111,7 +120,13 @@ def parse_json(text: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def _parse(file: Path, text: bytes, data_start: int, size: int) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+def parse_header(file: Path, text: bytes, size: int) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """Return metadata and tensors as :func:`read_header`, of a file of ``size`` bytes whose header is ``text``.
+
+    Raises:
+        MxqError: the header lies or is not one.
+    """
+    data_start = 8 + len(text)
     header = parse_json(text, f"the header of {file}")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):

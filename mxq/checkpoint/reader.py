@@ -1,22 +1,34 @@
 """A checkpoint opened for reading: its config, where each tensor lies, and tensors or rows of them on demand."""
 
 import contextlib
+import fnmatch
 import functools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from mxq.checkpoint.headers import DTYPES, TensorInfo, parse_json, read_header
+from mxq.checkpoint.headers import DTYPES, TensorInfo, header_length, parse_header, parse_json, read_header
 from mxq.checkpoint.quantization import QuantizationConfig
 from mxq.errors import MxqError, UsageError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB per call
+
+
+class Elsewhere(Protocol):
+    """A safetensors file that is not on this disk."""
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return ``count`` bytes from byte ``start`` on; raise MxqError if they cannot be had."""
 
 
 class Checkpoint:
@@ -37,31 +49,37 @@ class Checkpoint:
         tensors: dict[str, TensorInfo],
         metadata: dict[str, dict[str, str]],
         index: dict[str, Any] | None,
+        elsewhere: Mapping[str, Elsewhere],
     ) -> None:
         self.path, self.config, self.tensors, self.metadata, self.index = path, config, tensors, metadata, index
+        self._elsewhere = elsewhere
 
     @classmethod
-    def open(cls, path: Path) -> "Checkpoint":
+    def open(cls, path: Path, elsewhere: Mapping[str, Elsewhere] | None = None) -> "Checkpoint":
         """Open the checkpoint in ``path``.
+
+        Args:
+            path: the directory.
+            elsewhere: safetensors files of the checkpoint that are not in it, by name.
 
         Raises:
             UsageError: the directory is not a checkpoint of safetensors files with a config.json.
             MxqError: a file is missing, truncated or lies about its content.
         """
         config = read_config(path)
-        weight_map, index = _weight_map(path)
-        files = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+        elsewhere = elsewhere or {}
+        weight_map, index = _weight_map(path, {*_names(path), *elsewhere}, str(path))
         tensors: dict[str, TensorInfo] = {}
         metadata: dict[str, dict[str, str]] = {}
-        for file in files:
-            metadata[file], found = read_header(inside(path, file))
+        for file in _files(weight_map):
+            metadata[file], found = _header(inside(path, file), elsewhere.get(file))
             for name, tensor in found.items():
                 if name in tensors:
                     raise MxqError(f"{path}: tensor {name} is in {tensors[name].file.name} and in {file}")
                 tensors[name] = tensor
         if weight_map is not None:
             _check_index(path / INDEX, weight_map, tensors)
-        return cls(path, config, tensors, metadata, index)
+        return cls(path, config, tensors, metadata, index, elsewhere)
 
     @functools.cached_property
     def quantization(self) -> QuantizationConfig | None:
@@ -79,8 +97,7 @@ class Checkpoint:
             MxqError: there is no such tensor, or its file became shorter.
         """
         tensor = self.info(name)
-        buffer = torch.empty(tensor.nbytes, dtype=torch.uint8)
-        _read_into(tensor.file, tensor.start, buffer)
+        buffer = self._bytes(tensor, tensor.start, tensor.nbytes)
         return buffer.view(DTYPES[tensor.dtype]).view(tensor.shape)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
@@ -95,17 +112,14 @@ class Checkpoint:
         if not 0 <= start <= stop <= math.prod(tensor.shape[:-1]):
             raise IndexError(f"{name} {list(tensor.shape)} has no rows {start} to {stop}")
         row_bytes = columns * DTYPES[tensor.dtype].itemsize
-        buffer = torch.empty((stop - start) * row_bytes, dtype=torch.uint8)
-        _read_into(tensor.file, tensor.start + start * row_bytes, buffer)
+        buffer = self._bytes(tensor, tensor.start + start * row_bytes, (stop - start) * row_bytes)
         return buffer.view(DTYPES[tensor.dtype]).view(stop - start, columns)
 
     def read_bytes(self, name: str, chunk: int) -> Iterator[torch.Tensor]:
         """Yield a tensor's bytes (uint8), at most ``chunk`` at a time."""
         tensor = self.info(name)
         for start in range(tensor.start, tensor.end, chunk):
-            buffer = torch.empty(min(chunk, tensor.end - start), dtype=torch.uint8)
-            _read_into(tensor.file, start, buffer)
-            yield buffer
+            yield self._bytes(tensor, start, min(chunk, tensor.end - start))
 
     def info(self, name: str) -> TensorInfo:
         """Return where a tensor lies; raise MxqError if there is none of that name."""
@@ -113,6 +127,14 @@ class Checkpoint:
             return self.tensors[name]
         except KeyError:
             raise MxqError(f"{self.path} holds no tensor {name}") from None
+
+    def _bytes(self, tensor: TensorInfo, start: int, count: int) -> torch.Tensor:
+        buffer = torch.empty(count, dtype=torch.uint8)
+        if tensor.file.name in self._elsewhere:
+            buffer.numpy().data[:] = self._elsewhere[tensor.file.name].read(start, count)
+        else:
+            _read_into(tensor.file, start, buffer)
+        return buffer
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -153,18 +175,48 @@ def inside(path: Path, name: str) -> Path:
     return file
 
 
-def _weight_map(path: Path) -> tuple[dict[str, str] | None, dict[str, Any] | None]:
+def weight_files(path: Path, names: Collection[str], where: str) -> list[str]:
+    """Return the safetensors files that a checkpoint's tensors are in, as its index says if it has one.
+
+    Args:
+        path: the directory; of the files only the index needs to be there.
+        names: the names of all files of the checkpoint.
+        where: what an error calls the checkpoint.
+
+    Raises:
+        UsageError: there are no safetensors files.
+        MxqError: the index is broken or leads out of the directory.
+    """
+    return [inside(path, file).name for file in _files(_weight_map(path, names, where)[0])]
+
+
+def _files(weight_map: dict[str, str] | None) -> list[str]:
+    return [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+
+
+def _names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir() if file.exists()}
+
+
+def _header(file: Path, elsewhere: Elsewhere | None) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    if elsewhere is None:
+        return read_header(file)
+    length = header_length(file, elsewhere.read(0, min(8, elsewhere.size)), elsewhere.size)
+    return parse_header(file, elsewhere.read(8, length), elsewhere.size)
+
+
+def _weight_map(path: Path, names: Collection[str], where: str) -> tuple[dict[str, str] | None, dict[str, Any] | None]:
     """Return the index's map of tensors to files and the whole index; None and None for a checkpoint of one file."""
-    if not (path / INDEX).exists():
-        if (path / SINGLE).exists():
+    if INDEX not in names:
+        if SINGLE in names:
             return None, None
-        pickles = sorted(path.glob("pytorch_model*.bin"))
+        pickles = sorted(fnmatch.filter(names, "pytorch_model*.bin"))
         if pickles:
             raise UsageError(
-                f"{path} holds its weights as {pickles[0].name}, a pickle, which mxq never opens",
+                f"{where} holds its weights as {pickles[0]}, a pickle, which mxq never opens",
                 "convert it to safetensors first (transformers: save_pretrained)",
             )
-        raise UsageError(f"{path} holds neither {SINGLE} nor {INDEX}", "download the checkpoint's weights")
+        raise UsageError(f"{where} holds neither {SINGLE} nor {INDEX}", "download the checkpoint's weights")
     file = inside(path, INDEX)
     index = parse_json(file.read_bytes(), str(file))
     weight_map = index.get("weight_map")

@@ -3,8 +3,13 @@
 Exit codes are those of :mod:`mxq.errors`; results go to stdout, everything else to stderr.
 """
 
+import contextlib
 import importlib
+import signal
+import threading
 import traceback
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -22,7 +27,7 @@ _VERBS = {
 
 _EPILOG = """\b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 verification mismatch or
-regression, 4 interrupted (run again to resume)
+regression, 4 interrupted (run again to resume), 143 the same by SIGTERM
 
 \b
 Examples:
@@ -61,7 +66,8 @@ class _LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _sigterm_interrupts(ctx):
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click knows what to do, also when the reader of stdout (head, less) has gone away
         except errors.MxqError as error:
@@ -82,7 +88,26 @@ def _fail(ctx: click.Context, message: str, hint: str | None, code: int) -> NoRe
     if ctx.meta.get(_DEBUG):
         traceback.print_exc()
     click.echo(message if hint is None else f"{message}\n  -> {hint}", err=True)
-    raise click.exceptions.Exit(code)
+    raise click.exceptions.Exit(_TERMINATED if ctx.meta.get(_TERMINATED_KEY) else code)
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts(ctx: click.Context) -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, with an exit code of its own."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break off the cleaning up
+        ctx.meta[_TERMINATED_KEY] = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _remember_debug(ctx: click.Context, option: click.Parameter, value: bool) -> None:
@@ -96,6 +121,8 @@ def _be_quiet(ctx: click.Context, option: click.Parameter, value: bool) -> None:
 
 
 _DEBUG = "mxq.debug"
+_TERMINATED_KEY = "mxq.terminated"
+_TERMINATED = 128 + signal.SIGTERM
 _EVERYWHERE = [
     click.Option(
         ["--debug"],

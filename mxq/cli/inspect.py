@@ -33,9 +33,10 @@ def command(model: str, worst: int | None, as_json: bool) -> None:
 
     DIR may also be a model's id on the Hugging Face hub, or testbed:dense.
     """
-    from mxq.checkpoint import Checkpoint, resolve
+    from mxq.checkpoint import open_headers
+    from mxq.convert.beside import LAYERS
 
-    checkpoint = Checkpoint.open(resolve(model))
+    checkpoint = open_headers(model, LAYERS)
     layers = [] if worst is None else _worst(checkpoint.path, worst)
     facts = _facts(checkpoint)
     if as_json:

@@ -18,6 +18,7 @@ Examples:
   mxq plan testbed:dense --recipe mxfp4
   mxq plan testbed:dense --tensors
   mxq plan ./Qwen3.5-27B --recipe ./mine.yaml
+  mxq plan Qwen/Qwen3.5-27B@main    (a branch, tag or commit)
   mxq plan ./Qwen3.5-35B-A3B --experts fused --json | jq '.tensors[].rule'
 """
 
@@ -33,11 +34,11 @@ def command(model: str, recipe: str, experts: str, tensors: bool, as_json: bool)
     MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense. Everything that would
     make the conversion fail or the result not load is an error here.
     """
-    from mxq.checkpoint import Checkpoint, resolve
+    from mxq.checkpoint import open_headers
     from mxq.convert import recipe as recipes
     from mxq.convert.plan import plan
 
-    planned = plan(Checkpoint.open(resolve(model)), recipes.load(recipe), experts=experts)
+    planned = plan(open_headers(model), recipes.load(recipe), experts=experts)
     if as_json:
         click.echo(json.dumps({"model": model, **planned.as_dict()}, indent=2))
         return

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +15,7 @@ Examples:
   mxq quantize testbed:dense ./dense-mxfp4
   mxq quantize ./Qwen3.5-35B-A3B ./out --recipe mxfp4 --max-shard-size 10GB
   mxq quantize Qwen/Qwen3.5-27B ./out --recipe mxfp4-weight-only
+  mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
 """
 
 
@@ -31,13 +33,18 @@ def command(model: str, out: Path, recipe: str, experts: str, max_shard_size: in
     MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense. Tensors are read and
     written one at a time. OUT appears when all of it is there: an error or Ctrl-C leaves nothing behind.
     """
-    from mxq.checkpoint import Checkpoint, resolve
+    from mxq.checkpoint import Checkpoint, open_headers, resolve
+    from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
     from mxq.convert.plan import plan
     from mxq.convert.run import run
+    from mxq.convert.staging import check
 
     chosen = recipes.load(recipe)
-    planned = plan(Checkpoint.open(resolve(model)), chosen, experts=experts, max_shard_size=max_shard_size)
+    options: dict[str, Any] = {"experts": experts, "max_shard_size": max_shard_size}
+    if hub_id(model) is not None:  # it is downloaded only if it can be converted, to where it shall go
+        check(out, plan(open_headers(model), chosen, **options).bytes_after)
+    planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
     run(planned, out, model)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept = sum(not group.pieces for group in planned.groups.values())

@@ -14,6 +14,7 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
     if source["hub"]:
         head = {"base_model": source["name"], "base_model_relation": "quantized"} | head
     sqnr = sorted(layer["sqnr_db"] for layer in layers if layer["sqnr_db"] is not None)
+    commit = f" at commit `{source['commit']}`" if source["commit"] else ""
     activations = "MXFP4, quantized as the model runs" if recipe["activations"] == "dynamic" else "unquantized"
     lines = [
         "---",
@@ -22,7 +23,8 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
         "",
         f"# {source['name']}, MXFP4",
         "",
-        f"Made from `{source['name']}` ({', '.join(source['architectures'])}) by mxq {manifest['versions']['mxq']}",
+        f"Made from `{source['name']}`{commit} ({', '.join(source['architectures'])}) by mxq "
+        f"{manifest['versions']['mxq']}",
         f"with the recipe `{recipe['name']}`: {recipe['description']}.",
         "",
         "| | |",

@@ -6,7 +6,7 @@ from typing import Any
 from mxq.checkpoint.headers import parse_json
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
-from mxq.checkpoint.resolve import is_hub_id
+from mxq.checkpoint.resolve import commit, hub_id
 from mxq.convert.beside import MANIFEST
 from mxq.convert.plan import Plan
 from mxq.errors import MxqError
@@ -18,7 +18,10 @@ FORMAT = 1
 
 def source_name(spec: str) -> str:
     """Return how a source is called in what is published: its hub id or testbed name, or its directory's name."""
-    return spec if is_hub_id(spec) or spec.startswith("testbed:") else Path(spec).resolve().name
+    model = hub_id(spec)
+    if model is not None:
+        return model.name
+    return spec if spec.startswith("testbed:") else Path(spec).resolve().name
 
 
 def checksums(files: list[Path]) -> dict[str, dict[str, Any]]:
@@ -43,7 +46,8 @@ def build(plan: Plan, spec: str, directory: Path) -> dict[str, Any]:
         "format": FORMAT,
         "source": {
             "name": source_name(spec),
-            "hub": is_hub_id(spec),
+            "hub": hub_id(spec) is not None,
+            "commit": None if hub_id(spec) is None else commit(plan.source.path),
             "fingerprint": fingerprint(plan.source),
             "architectures": plan.source.config["architectures"],
             "tensors": len(plan.source.tensors),

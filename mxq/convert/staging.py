@@ -27,7 +27,7 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
         InterruptedRunError: the user stopped the work.
     """
     out = out.resolve()
-    _check(out, needed)
+    check(out, needed)
     _say_what_is_left(out)
     work = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
     try:
@@ -47,7 +47,9 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
         raise
 
 
-def _check(out: Path, needed: int) -> None:
+def check(out: Path, needed: int) -> None:
+    """Raise what :func:`staged` would raise before any work, for ``needed`` bytes to be written to ``out``."""
+    out = out.resolve()
     if out.exists() and not out.is_dir():
         raise UsageError(f"the output {out} is a file", "name a directory that does not exist yet")
     if out.is_mount():

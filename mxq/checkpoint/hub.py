@@ -1,0 +1,198 @@
+"""Models on the Hugging Face hub: fetching the files that are needed, or headers without the weights behind them.
+
+Files go to the hub's own cache, where other tools find them again. Of a repository only names and the sizes of files
+are believed; what to fetch is decided here, by plain names that the index and mxq itself give.
+"""
+
+import contextlib
+import glob
+import shutil
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mxq import __version__
+from mxq.checkpoint.hub_errors import asking, incomplete, nonsense
+from mxq.checkpoint.hub_file import HubFile
+from mxq.checkpoint.reader import INDEX, Checkpoint, read_config, weight_files
+from mxq.checkpoint.resolve import HubId, is_commit
+from mxq.errors import MxqError, UsageError
+from mxq.files import size
+from mxq.progress import Advance, note, progress
+
+_CONFIG = "config.json"
+# What a conversion copies and a tokenizer needs. Never pickles, other engines' weights, or code.
+_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+_PREFIXES = ("LICENSE", "NOTICE")
+_NOT_NEEDED = ("pytorch_model.bin.index.json",)
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A commit of a repository: its directory in the cache, complete or not, and the sizes of its files by name."""
+
+    model: HubId
+    path: Path
+    sizes: dict[str, int]
+
+    @property
+    def weights(self) -> list[str]:
+        """The safetensors files; raises UsageError or MxqError if the repository has none or not all of them."""
+        files = weight_files(self.path, self.sizes, str(self.model))
+        if missing := sorted(set(files) - self.sizes.keys()):
+            raise incomplete(self.model, missing)
+        return files
+
+    def absent(self, names: Iterable[str]) -> list[str]:
+        """Those of ``names`` that are not in the cache yet."""
+        return [name for name in names if not (self.path / name).is_file()]
+
+
+def download(model: HubId) -> Path:
+    """Return the directory of a model, having fetched what it lacks of config, weights, tokenizer and licence.
+
+    Raises:
+        UsageError: the hub has no such model or revision, or does not let the user read it; it has no safetensors.
+        MxqError: the hub cannot be reached or gives answers that cannot be, or there is no room for the files.
+    """
+    with asking(model):
+        snapshot = _look(model, [])
+        beside = [name for name in snapshot.sizes if name not in _NOT_NEEDED and _is_beside(name)]
+        wanted = [*snapshot.weights, *beside]
+        _fetch(snapshot, snapshot.absent(wanted))
+        if missing := snapshot.absent(wanted):
+            raise incomplete(model, missing)
+    return snapshot.path
+
+
+def open_headers(model: HubId, extra: Iterable[str]) -> Checkpoint:
+    """Open a model of which only config.json, index, ``extra`` and the headers of the weights are fetched.
+
+    Raises:
+        UsageError, MxqError: as :func:`download`, and if a header lies or is not one.
+    """
+    with asking(model):
+        snapshot = _look(model, extra)
+        absent = snapshot.absent(snapshot.weights)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            begun = dict(zip(absent, pool.map(partial(HubFile.open, snapshot.path, model), absent), strict=True))
+    return Checkpoint.open(snapshot.path, begun)
+
+
+def _is_beside(name: str) -> bool:
+    return name.endswith(_SUFFIXES) or name.startswith(_PREFIXES)
+
+
+def _look(model: HubId, extra: Iterable[str]) -> _Snapshot:
+    """Find out which commit is meant and which files it has, and fetch config.json and the index."""
+    from huggingface_hub import HfApi, get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    api = HfApi(library_name="mxq", library_version=__version__)
+    revision = api.resolve_revision(model.name, revision=model.revision)
+    if not is_commit(revision.resolved):
+        raise nonsense(f"{revision.resolved!r:.60} as the commit of {model}")
+    path = _snapshot_download(model, revision, [_CONFIG, INDEX, *extra], _Bars())
+    try:
+        listing = get_cached_repo_tree(model.name, revision=revision)
+        sizes = {file.path: file.size for file in listing if _is_plain(file.path)}
+    except CachedRepoTreeNotFoundError:  # fetched by another version, and no hub to ask
+        sizes = {file.name: file.stat().st_size for file in path.glob("*") if file.is_file()}
+    if _CONFIG not in sizes:
+        raise UsageError(f"{model} holds no {_CONFIG}", "give the id of a model with its config and safetensors files")
+    read_config(path)
+    return _Snapshot(model, path, sizes)
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def _fetch(snapshot: _Snapshot, names: list[str]) -> None:
+    """Download files into the snapshot; Ctrl-C stops it at the next piece, and whole files stay."""
+    if not names:
+        return
+    total = sum(snapshot.sizes[name] for name in names)
+    _check_room(snapshot, total)
+    with progress(f"downloading {snapshot.model}", total, "B") as advance, ThreadPoolExecutor(1) as pool:
+        bars = _Bars(advance)
+        # In a thread, because the hub's own threads go on to the end of their files, and only we can stop them.
+        future = pool.submit(_snapshot_download, snapshot.model, snapshot.path.name, names, bars)
+        try:
+            future.result()
+        except KeyboardInterrupt:
+            note("stopping; files that are complete stay in the hub's cache")
+            bars.stop()
+            raise
+
+
+def _check_room(snapshot: _Snapshot, total: int) -> None:
+    free = shutil.disk_usage(snapshot.path).free
+    if free < total:
+        raise MxqError(
+            f"downloading {snapshot.model} takes {size(total)}, and the hub's cache {snapshot.path.parents[2]} has "
+            f"{size(free)} free",
+            "make room, or set HF_HOME to a directory on another disk",
+        )
+
+
+def _snapshot_download(model: HubId, revision: str, names: Iterable[str], bars: "_Bars") -> Path:
+    from huggingface_hub import snapshot_download
+
+    found = snapshot_download(
+        model.name,
+        revision=revision,
+        allow_patterns=[glob.escape(name) for name in names],
+        library_name="mxq",
+        library_version=__version__,
+        tqdm_class=bars.kind(),
+        max_workers=_AT_ONCE,
+    )
+    return Path(found)
+
+
+class _Bars:
+    """What the hub's library takes for progress bars: shows nothing itself, passes bytes on, and can stop it."""
+
+    def __init__(self, advance: Advance | None = None) -> None:
+        self._advance = advance
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Make every download fail at its next piece."""
+        self._stopped.set()
+        with contextlib.suppress(ImportError):
+            from huggingface_hub.utils._xet import abort_xet_session
+
+            abort_xet_session()
+
+    def update(self, count: float, of_bytes: bool) -> None:
+        """Count what has arrived."""
+        if self._stopped.is_set():
+            raise InterruptedError("the download was stopped")
+        if of_bytes and self._advance is not None:
+            with self._lock:
+                self._advance(count)
+
+    def kind(self) -> Any:
+        """Return the class of the bars."""
+        from huggingface_hub.utils import tqdm
+
+        update = self.update
+
+        class Bar(tqdm):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                # Of the bars for files, for bytes from the network and for bytes on the disk, the last one counts.
+                self._of_bytes = kwargs.get("name") == "huggingface_hub.snapshot_download"
+                super().__init__(*args, **{**kwargs, "disable": True})
+
+            def update(self, n: float | None = 1) -> None:
+                update(n or 0, self._of_bytes)
+
+        return Bar
