@@ -21,10 +21,10 @@ _ONE = 127 << 23
 
 
 def encode(y: Tensor, *, signed_zero: bool) -> Tensor:
-    """Return the codes (int32) of finite ``y`` (float32).
+    """Return the codes (int32) of ``y``.
 
     Args:
-        y: of any shape.
+        y: float32 of magnitude below 2^100, of any shape.
         signed_zero: whether -0, and what rounds to it, gets code 8 instead of 0.
     """
     magnitude = y.abs()
@@ -36,7 +36,11 @@ def encode(y: Tensor, *, signed_zero: bool) -> Tensor:
 
 
 def rounded(y: Tensor) -> Tensor:
-    """Return the values of the codes of ``y`` (float32), with zeros always +0; NaN where ``y`` is not finite."""
+    """Return the values (float32) that the codes of ``y`` mean, zeros as +0, and NaN where ``y`` is not finite.
+
+    Args:
+        y: float32 of magnitude below 2^100 or not finite, of any shape.
+    """
     magic = _binade(y).view(torch.float32).mul_(_MAGIC)
     return (y + magic).sub_(magic).clamp_(-6.0, 6.0)
 

@@ -25,12 +25,16 @@ A tie keeps the coarser scale. Errors are compared exactly, whatever the order o
 an element's codes at two scales, the difference of the squared errors is the sum of (a - b)(a + b - 2x), in which
 elements that are zero at both vanish. In units of ceil's scale what is left is less than 2^8 and a multiple of 2^-13
 for bfloat16, 2^-16 for float16 and 2^-29 for float32, so that a float32 (for float32 elements a float64) holds every
-sum. Quark sums rounded squares, in the type of x. Where they overflow or vanish (m beyond about 2^+-60) it keeps ceil's scale without having
-compared, and in bfloat16 their rounding decides between scales that are within some tenths of a percent.
+sum.
 
-Quark takes its logarithms in the type of x, too: in bfloat16 ``floor``, ``ceil`` and ``diffs`` start a binade off where
-m is close to a power of two and far from 1, in float32 ``floor`` does in the last place before a power of two. Here
-logarithms are exact.
+Where Quark differs, and is not followed:
+
+* It takes logarithms in the type of x. In bfloat16 ``floor``, ``ceil`` and ``diffs`` start a binade off for some m
+  close to a power of two (0.6 % and 0.2 % of Gaussian blocks for the first two); in float32 ``floor`` does in the last
+  places below a power of two.
+* Its ``diffs`` sums squares in the type of x. Where they overflow or vanish (m beyond about 2^+-60) it keeps ceil's
+  scale uncompared; in bfloat16, rounding decides between scales that are almost equally good (with the above, 0.04 %
+  of Gaussian blocks).
 
 All rules keep a scale in [2^-126, 2^126]: see :mod:`mxq.formats.mxfp4` for the edges.
 """
