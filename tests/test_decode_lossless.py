@@ -17,6 +17,7 @@ from mxq import decode
 from mxq.decode.gdn import GatedDeltaState
 from mxq.decode.sampling import accept_greedy
 from mxq.decode.target import Target, TargetState
+from mxq.decode.ties import parting
 
 BUDGETS = (1, 3, 7, 15)
 MakeDrafter = Callable[[list[int], list[int]], decode.Drafter]
@@ -133,6 +134,26 @@ def test_bf16_differences_of_the_testbed_are_near_ties(trained: Models, method: 
     target = decode.load_target(trained.target)
     make = make_drafter(trained, target, method)
     assert_near_ties(trained, compare(target, chat_prompts(trained, 4), make, 32))
+
+
+def test_partings_are_measured_as_transformers_measures_them(tiny_models: Models) -> None:
+    exact, served = (decode.load_target(tiny_models.target, dtype=t) for t in (torch.float32, torch.bfloat16))
+    prompt = random_prompt(0)
+    plain = decode.generate(served, prompt, max_new_tokens=8).token_ids
+    assert parting(exact, served, prompt, plain, plain) is None
+    logits = reference_logits(reference(tiny_models.target), prompt + plain[:5])[-1]
+    order = logits.argsort(descending=True)
+    for rank, near in ((1, None), (exact.config.vocab_size - 1, False)):
+        other = [*plain[:5], int(order[rank] if int(order[rank]) != plain[5] else order[0]), *plain[6:]]
+        found = parting(exact, served, prompt, plain, other)
+        assert found is not None
+        assert found.position == 5
+        worse = torch.minimum(logits[other[5]], logits[plain[5]])
+        assert found.gap == pytest.approx(float(logits.max() - worse), abs=1e-4)
+        assert found.rounding > 0
+        assert near is None or found.near_tie is near
+    with pytest.raises(ValueError, match="beginning"):
+        parting(exact, served, prompt, plain, plain[:5])
 
 
 def no_gdn_rollback(patch: pytest.MonkeyPatch) -> None:

@@ -107,8 +107,9 @@ def measure(job: Job) -> list[str]:
     workload = job.workload or max(testbed.WORKLOADS, key=acceptance)
     ids = prompts(workload, job.prompts)
     expected = [generate(("ar", 0), prompt).token_ids for prompt in ids]
-    for arm in ARMS:
-        generate(arm, ids[0])  # warm up
+    for arm in ARMS:  # warm up: a GPU meets each new shape with work of its own (kernels chosen, memory taken)
+        for prompt in ids:
+            generate(arm, prompt)
 
     repeats: list[dict[Arm, Sums]] = []
     with progress(job.title, job.repeats * len(ids) * len(ARMS), "requests") as advance:

@@ -1,27 +1,38 @@
 """Measure the testbed with the real verify loop and write the table that says what its models can do.
 
-    python tools/measure_testbed.py                     every held-out prompt: about an hour a model on one core
+    python tools/measure_testbed.py --jobs 8            every held-out prompt: hours of one core, shared among processes
     python tools/measure_testbed.py --limit 16          a first look
 
 Converts each target to MXFP4, runs autoregressive, MTP and DFlash decoding at K=3, 7 and 15 on the held-out prompts of
-all five workloads, greedily, and writes benchmarks/TESTBED.md: acceptance lengths, right answers, how even the experts
-are used, and the training's own log lines. Stopped, it goes on where it was when given the same --runs directory.
+all five workloads, greedily, and writes benchmarks/TESTBED.md: acceptance lengths, right answers, what differs from
+plain decoding and how near a tie it was, how even the experts are used. Stopped, it goes on where it was when given the
+same --runs directory; --report only reads the runs that are there, finished or not, and may do so on any machine.
 """
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are too small for more
 
-from testbed_training import export, target
+import torch
+from testbed_training import export
 from testbed_training import measure as measure_training
+from testbed_training import target as training
 
-from mxq import files, testbed
+from mxq import decode, files, testbed
 from mxq.checkpoint import Checkpoint
 from mxq.cli import main as mxq
-from mxq.evaluate import Request, measure
+from mxq.decode.ties import parting
+from mxq.engines import Decoder
+from mxq.engines.inprocess import InProcessEngine
+from mxq.evaluate import Plan, Record, Request, Run, measure, prepare, read_run
+from mxq.evaluate.directory import open_run
+from mxq.evaluate.runner import complete, environment
+from mxq.progress import progress
 from mxq.report import Summary, summarise
 from mxq.workloads import ChatTemplate, load
 
@@ -35,11 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(testbed.NAMES), choices=testbed.NAMES)
     parser.add_argument("--limit", type=int, default=None, help="prompts a workload (default: all)")
+    parser.add_argument("--report", action="store_true", help="measure nothing, write the table of what there is")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="where run directories are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "TESTBED.md")
     args = parser.parse_args(argv)
     args.runs.mkdir(parents=True, exist_ok=True)
-    sections = [_introduction(args.limit)]
+    sections: list[str] = []
     for name in args.models:
         converted = args.runs / f"{name}-mxfp4"
         if not converted.exists():
@@ -52,30 +65,93 @@ def main(argv: list[str] | None = None) -> int:
             limit=args.limit,
             max_tokens=320,
         )
-        run = measure(request, args.runs / name)
-        sections.append(_section(name, summarise(run, check_answers=True)))
+        out = args.runs / name
+        run = read_run(out) if args.report else _measure(request, out, args.jobs)
+        if not sections:
+            sections.append(_introduction(args, run))
+        targets = {"bf16": testbed.path(f"testbed:{name}"), "mxfp4": converted}
+        sections.append(_section(name, summarise(run, check_answers=True), targets))
     with files.atomic_write(args.out) as stream:
         stream.write("\n\n".join(sections) + "\n")
     print(f"written to {args.out}", file=sys.stderr)
     return 0
 
 
-def _introduction(limit: int | None) -> str:
-    hardware, versions = files.hardware(), files.versions("torch", "transformers")
-    command = "python tools/measure_testbed.py" + (f" --limit {limit}" if limit else "")
+def _measure(request: Request, out: Path, jobs: int) -> Run:
+    """Measure as :func:`mxq.evaluate.measure` does, each prompt in one of ``jobs`` processes."""
+    if jobs == 1:
+        return measure(request, out)
+    plan, _, engine = _prepare(request)
+    with (
+        multiprocessing.get_context("spawn").Pool(jobs, _open, (request,)) as pool,
+        open_run(out, plan, environment(engine)) as cells,
+        progress("requests", sum(len(w.token_ids) for w in plan.workloads) * len(plan.arms), "requests") as advance,
+    ):
+        longest = max(len(workload.token_ids) for workload in plan.workloads)
+        places = [
+            (number, position)
+            for position in range(longest)
+            for number, workload in enumerate(plan.workloads)
+            if position < len(workload.token_ids)
+            and any(cells[arm, workload.workload.name].done <= position for arm in plan.arms)
+        ]
+        for (number, position), records in zip(places, pool.imap(_records, places), strict=True):
+            name = plan.workloads[number].workload.name
+            for arm, record in zip(plan.arms, records, strict=True):
+                if cells[arm, name].done == position:
+                    cells[arm, name].append(record)
+            advance(len(records))
+        for cell in cells.values():
+            cell.finish({"processes": jobs})
+    return read_run(out)
+
+
+def _prepare(request: Request) -> tuple[Plan, ChatTemplate, InProcessEngine]:
+    plan, template = prepare(request, engine=InProcessEngine.name, semantics=InProcessEngine.semantics)
+    settings = plan.settings
+    engine = InProcessEngine(
+        dtype=settings.dtype, device=settings.device, sampling=settings.sampling, eos_token_ids=settings.eos_token_ids
+    )
+    return plan, template, engine
+
+
+_worker: tuple[Plan, ChatTemplate, list[Decoder]]
+_models = contextlib.ExitStack()
+
+
+def _open(request: Request) -> None:
+    """Load every arm into this process, for as long as it lives."""
+    global _worker
+    plan, template, engine = _prepare(request)
+    _worker = plan, template, _models.enter_context(engine.open([plan.engine_arm(arm) for arm in plan.arms]))
+
+
+def _records(place: tuple[int, int]) -> list[Record]:
+    plan, template, decoders = _worker
+    workload, position = plan.workloads[place[0]], place[1]
+    return [
+        complete(plan, workload, position, arm, decoder, template.decode)
+        for arm, decoder in zip(plan.arms, decoders, strict=True)
+    ]
+
+
+def _introduction(args: argparse.Namespace, run: Run) -> str:
+    around = run.info["environment"]
+    hardware, versions = around["hardware"], around["versions"]
+    limit = f" --limit {args.limit}" if args.limit else ""
     machine = f"{hardware['cpu']}, {hardware['cores']} cores"
     return (
         "# The testbed's models\n\n"
-        f"`{command}`\n\n"
-        f"In-process verify loop, greedy, bf16 arithmetic, one thread of {machine}; "
+        f"`python tools/measure_testbed.py{limit}`\n\n"
+        f"In-process verify loop, greedy, bf16 arithmetic, on {machine}, one thread per process; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + ". Acceptance lengths are pooled over all verify passes of a workload, bonus token included; MXFP4 is the "
         "recipe `mxfp4` (W4A4). Point estimates, without intervals.\n\n"
-        "How the models were trained, with the command and log: [testbed-training](testbed-training.md)."
+        "How the models were trained, with the commands and logs: [testbed-training](testbed-training.md)."
     )
 
 
-def _section(name: str, summary: Summary) -> str:
+def _section(name: str, summary: Summary, targets: dict[str, Path]) -> str:
     prompts = min(used for used, _ in summary.prompts.values())
     lines = [f"## testbed:{name}", "", f"{prompts} held-out prompts a workload.", "", "### Acceptance length", ""]
     lines += _table(
@@ -102,9 +178,18 @@ def _section(name: str, summary: Summary) -> str:
     )
     lines += ["", "### Greedy answers that differ from the target's own autoregressive ones", ""]
     lines += _table(
-        ["target", *(c.replace("-", " K=") for c in CONFIGURATIONS)],
-        [[target, *(_differing(summary, target, c) for c in CONFIGURATIONS)] for target in summary.targets],
+        ["target", *(c.replace("-", " K=") for c in CONFIGURATIONS), "near-ties", "largest gap", "its rounding"],
+        [
+            [target, *(_differing(summary, target, c) for c in CONFIGURATIONS), *_ties(summary, target, directory)]
+            for target, directory in targets.items()
+        ],
     )
+    lines += [
+        "",
+        "Gap: by how much, at the first token that differs, the worse of the two tokens is below the best logit in "
+        "float32. Rounding: the largest error of a logit in that sequence, bf16 against float32. A difference is a "
+        "near-tie if its gap is at most twice its rounding.",
+    ]
     if name == "moe":
         lines += ["", "### Share of routed tokens that each expert gets, bf16", ""]
         shares = _expert_shares(name, summary)
@@ -139,6 +224,27 @@ def _differing(summary: Summary, target: str, configuration: str) -> str:
     return f"{sum(i.requests - i.identical for i in known)} of {sum(i.requests for i in known)}"
 
 
+def _ties(summary: Summary, target: str, directory: Path) -> list[str]:
+    """Return how many of a target's differences are near-ties, and the largest gap with the rounding beside it."""
+    exact, served = decode.load_target(directory, dtype=torch.float32), decode.load_target(directory)
+    template = ChatTemplate(directory, thinking=False)
+    records = {
+        (cell.arm.configuration, cell.workload): cell.records for cell in summary.run.cells if cell.arm.target == target
+    }
+    found = []
+    for (configuration, workload), drafted in records.items():
+        plain = records["ar", workload]
+        for prompt, a, b in zip(load(workload).prompts, plain, drafted, strict=False):
+            at = parting(exact, served, template.encode(prompt.messages), a.token_ids, b.token_ids)
+            if configuration != "ar" and at is not None:
+                found.append(at)
+    if not found:
+        return ["0 of 0", "", ""]
+    widest = max(found, key=lambda at: at.gap)
+    ties = sum(at.near_tie for at in found)
+    return [f"{ties} of {len(found)}", f"{widest.gap:.3f}", f"{widest.rounding:.3f}"]
+
+
 def _expert_shares(name: str, summary: Summary) -> list[list[float]]:
     """Send the bf16 target's own answers, with their prompts, through its routers."""
     directory = testbed.path(f"testbed:{name}")
@@ -151,9 +257,9 @@ def _expert_shares(name: str, summary: Summary) -> list[list[float]]:
     ]
     config = Checkpoint.open(directory).config
     text = config["text_config"]
-    model = target.build(config, export.Shape(layers=text["num_hidden_layers"], experts=text["num_experts"]), 0)
-    target.load(model, directory)
-    return measure_training.expert_shares(target.as_served(model, "cpu"), rows)
+    model = training.build(config, export.Shape(layers=text["num_hidden_layers"], experts=text["num_experts"]), 0)
+    training.load(model, directory)
+    return measure_training.expert_shares(training.as_served(model, "cpu"), rows)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:

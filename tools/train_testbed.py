@@ -1,6 +1,6 @@
 """Make the embedded testbed: text, tokenizer, target, MTP head and DFlash drafter, in the published layout.
 
-On one GPU, about nine minutes a model (the command and log of the committed weights: benchmarks/TESTBED.md):
+On one GPU, about nine minutes a model (commands and logs of the committed weights: benchmarks/testbed-training.md):
 
     python tools/train_testbed.py dense --out OUT
     python tools/train_testbed.py moe --out OUT
@@ -35,6 +35,7 @@ class Plan:
 
     shape: export.Shape
     drafter: export.DrafterShape
+    text_mix: dict[str, float]  # shares of the families in the target's text
     conversations: int
     row: int
     target_steps: int
@@ -54,6 +55,7 @@ PLANS = {
     "dense": Plan(
         shape=export.Shape(layers=8, intermediate=512),
         drafter=export.DrafterShape(),
+        text_mix={"arithmetic": 0.34, "maths": 0.25, "functions": 0.08, "programs": 0.15, "chat": 0.18},
         conversations=220_000,
         row=512,
         target_steps=1400,
@@ -73,11 +75,12 @@ PLANS["moe"] = dataclasses.replace(
     PLANS["dense"],
     shape=export.Shape(layers=4, experts=4),
     drafter=export.DrafterShape(),
+    # Half the depth, one layer of full attention: arithmetic, the hardest family for it, gets more of the text.
+    text_mix={"arithmetic": 0.56, "maths": 0.21, "functions": 0.06, "programs": 0.09, "chat": 0.08},
+    conversations=300_000,
     target_steps=3000,
-    conversations=240_000,
-    mtp_steps=400,
+    mtp_steps=350,
 )
-
 
 LOOK = 16  # held-out prompts a workload on which the end of training looks at acceptance
 
@@ -125,12 +128,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1), help="processes that write text")
     parser.add_argument("--start-from", type=Path, metavar="OUT", help="go on from the target in an earlier OUT")
     parser.add_argument("--target-lr", type=float, default=2e-3)
-    parser.add_argument("--text-mix", metavar="JSON", help="shares of the families in the target's text")
+    parser.add_argument("--text-mix", metavar="JSON", help="other shares of the families in the target's text")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=N", help="change a number of the plan")
     args = parser.parse_args(argv)
     plan = smoke(PLANS[args.name]) if args.smoke else PLANS[args.name]
     for item in args.set:
         plan = change(plan, *item.split("="))
+    if args.text_mix:
+        plan = dataclasses.replace(plan, text_mix=json.loads(args.text_mix))
     limit = 16 if args.smoke else 288
     args.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -148,9 +153,8 @@ def main(argv: list[str] | None = None) -> int:
     # Text and tokenizer
     held = text.held_out(plan.held_out)
     excluded = frozenset(e.prompt for examples in held.values() for e in examples)
-    mix = json.loads(args.text_mix) if args.text_mix else data.TEXT_MIX
     seed = f"train-{args.seed}" + ("-more" if args.start_from else "")
-    pairs = data.generate(seed, plan.conversations, excluded, mix, args.workers) if plan.target_steps else []
+    pairs = data.generate(seed, plan.conversations, excluded, plan.text_mix, args.workers) if plan.target_steps else []
     distinct = {p for p, _ in pairs}
     both = len({tok.conversation(p) for p in excluded} & distinct)
     log(

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mxq import files
 from mxq.engines import Decoder, Engine
@@ -31,17 +32,13 @@ def run(plan: Plan, path: Path, engine: Engine, decode: Callable[[Sequence[int]]
     behind. Raises InterruptedRunError on Ctrl-C: what is recorded stays, and the same call continues it.
     """
     refuse_foreign(path)
-    environment = {
-        "versions": files.versions("torch", "transformers", "safetensors", "numpy"),
-        "hardware": files.hardware(),
-        "engine": engine.facts(),
-    }
+    around = environment(engine)
     by_engine_arm = {plan.engine_arm(arm): arm for arm in plan.arms}
     total = len(plan.arms) * sum(len(workload.token_ids) for workload in plan.workloads)
     cells: Cells | None = None
     with contextlib.ExitStack() as stack:
         if (path / "run.json").exists():
-            cells = stack.enter_context(open_run(path, plan, environment))
+            cells = stack.enter_context(open_run(path, plan, around))
         try:
             for group in engine.groups(list(by_engine_arm)):
                 arms = [arm for arm in map(by_engine_arm.__getitem__, group) if _pending(cells, arm)]
@@ -50,13 +47,22 @@ def run(plan: Plan, path: Path, engine: Engine, decode: Callable[[Sequence[int]]
                 note(f"loading {', '.join(dict.fromkeys(plan.targets[arm.target].spec for arm in arms))}")
                 with engine.open([plan.engine_arm(arm) for arm in arms]) as decoders:
                     if cells is None:
-                        cells = stack.enter_context(open_run(path, plan, environment))
+                        cells = stack.enter_context(open_run(path, plan, around))
                     _measure(plan, dict(zip(arms, decoders, strict=True)), cells, decode)
         except KeyboardInterrupt:
             done = sum(cell.done for cell in cells.values()) if cells else 0
             raise InterruptedRunError(
                 f"interrupted; {done} of {total} requests are recorded", "run the same command again to continue"
             ) from None
+
+
+def environment(engine: Engine) -> dict[str, Any]:
+    """Return what a run happens in: a directory is continued only in the same."""
+    return {
+        "versions": files.versions("torch", "transformers", "safetensors", "numpy"),
+        "hardware": files.hardware(),
+        "engine": engine.facts(),
+    }
 
 
 def _pending(cells: Cells | None, arm: Arm) -> bool:
@@ -75,7 +81,7 @@ def _measure(plan: Plan, decoders: dict[Arm, Decoder], cells: Cells, decode: Cal
             for position, arm in _order(workload, list(decoders)):
                 cell = mine[arm, name]
                 if position >= cell.done:
-                    cell.append(_request(plan, workload, position, arm, decoders[arm], decode))
+                    cell.append(complete(plan, workload, position, arm, decoders[arm], decode))
                     advance(1, f"{name} ({number}/{len(plan.workloads)}), {arm.label}")
             for arm in decoders:
                 mine[arm, name].finish(facts)
@@ -88,7 +94,7 @@ def _order(workload: TokenizedWorkload, arms: list[Arm]) -> Iterator[tuple[int, 
             yield position, arm
 
 
-def _request(
+def complete(
     plan: Plan,
     workload: TokenizedWorkload,
     position: int,
@@ -96,6 +102,10 @@ def _request(
     decoder: Decoder,
     decode: Callable[[Sequence[int]], str],
 ) -> Record:
+    """Make the request at ``position`` of ``workload`` in an arm and return its record.
+
+    Raises MxqError where the engine's counts cannot be.
+    """
     prompt, ids = workload.workload.prompts[position], workload.token_ids[position]
     # One seed per prompt, the same in every arm and after every restart.
     seed = int(files.sha256_text(f"{plan.settings.sampling.seed}/{workload.workload.name}/{prompt.id}")[:15], 16)

@@ -10,11 +10,9 @@ from torch import Tensor
 from . import text
 from . import tokenizer as tok
 
-# What the target learns from: families that are harder to learn get more of the text.
-TEXT_MIX = {"arithmetic": 0.34, "maths": 0.25, "functions": 0.08, "programs": 0.15, "chat": 0.18}
 # What the drafters learn from. Published drafters, too, are trained on mathematics and code more than on conversation,
 # and accept accordingly; it is the number of answers seen that decides how much of a family's wording a drafter knows.
-ANSWER_MIX = {"arithmetic": 0.37, "maths": 0.35, "functions": 0.15, "programs": 0.09, "chat": 0.04}
+ANSWER_MIX = {"arithmetic": 0.31, "maths": 0.38, "functions": 0.18, "programs": 0.075, "chat": 0.055}
 PROMPT_WEIGHT = 0.1  # what a prompt's tokens count in the loss, beside 1 for an answer's
 
 
