@@ -180,7 +180,6 @@ def test_training_measures_what_the_verify_loop_does(method: Method) -> None:
     model, head = _as_training_sees_it(directory)
     config = DFlashConfig.from_dict(json.loads((drafter_directory / "config.json").read_text()))
     data = features.collect(model, prompts, [m.token_ids for m in made], list(config.target_layer_ids))
-    data = features.Answers(data.tokens, data.start, data.end, data.hidden.float(), data.taps.float())
     if method == "mtp":
         drafts = measure.mtp_drafts(head, model, data, 7)
     else:

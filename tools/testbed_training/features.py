@@ -43,15 +43,15 @@ def collect(
     model: CausalLM, prompts: list[list[int]], answers: list[list[int]], layer_ids: list[int], batch: int = 256
 ) -> Answers:
     """Run the target once over every prompt and answer; ``layer_ids`` are 0-based, a layer's output is tapped."""
-    device = next(model.parameters()).device
+    device, dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
     length = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
     count, size = len(prompts), model.config.hidden_size
     tokens = torch.zeros(count, length, dtype=torch.long)
     for i, (prompt, reply) in enumerate(zip(prompts, answers, strict=True)):
         tokens[i, : len(prompt) + len(reply)] = torch.tensor(prompt + reply)
     tokens = tokens.to(device)
-    hidden = torch.empty(count, length, size, dtype=torch.bfloat16, device=device)
-    taps = torch.empty(count, length, size * len(layer_ids), dtype=torch.bfloat16, device=device)
+    hidden = torch.empty(count, length, size, dtype=dtype, device=device)
+    taps = torch.empty(count, length, size * len(layer_ids), dtype=dtype, device=device)
     outputs: dict[int, Tensor] = {}
     hooks = [
         model.model.layers[i].register_forward_hook(lambda _, __, out, i=i: outputs.__setitem__(i, out))
