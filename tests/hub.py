@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine, and mxq in a process of its own that uses it.
+"""A Hugging Face hub on this machine.
 
 It answers as huggingface.co does what ``huggingface_hub`` asks when it downloads: the commit of a revision, the tree of
 a commit in pages, files of git themselves, and for those of Git LFS a redirect to another host, where a signed address
@@ -8,12 +8,9 @@ and not the user's token gives access and ranges are served.
 import contextlib
 import hashlib
 import json
-import multiprocessing
-import os
 import re
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -131,9 +128,9 @@ def status(code: int, error_code: str | None = None, message: str = "no") -> Ans
     return lambda handler: handler.send(code, json.dumps({"error": message}).encode(), headers)
 
 
-def content(data: bytes, **headers: str) -> Answer:
+def content(data: bytes) -> Answer:
     """An answer of one's own."""
-    return lambda handler: handler.send(200, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    return lambda handler: handler.send(200, data, {})
 
 
 def cut(after: int, reset: bool = False) -> Answer:
@@ -156,6 +153,16 @@ def slow(pieces: int, pause: float) -> Answer:
     return answer
 
 
+def with_headers(**headers: str) -> Answer:
+    """The right answer with other headers (``_`` stands for ``-``); an empty one is left out."""
+
+    def answer(handler: "_Handler") -> None:
+        handler.override = {name.replace("_", "-"): value for name, value in headers.items()}
+        handler.reply()
+
+    return answer
+
+
 def no_ranges(handler: "_Handler") -> None:
     """The whole file, as of a server that knows no ranges."""
     del handler.headers["Range"]
@@ -169,6 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
     cut: int | None = None
     reset = False
     pieces, pause = 1, 0.0
+    override: Mapping[str, str] = {}
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -178,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.asked = Asked(self.host, self.command, self.path, self.headers["Range"], token is not None)
         self.known = token == f"Bearer {TOKEN}"
         self.hub.asked.append(self.asked)
-        self.cut, self.reset, self.pieces, self.pause = None, False, 1, 0.0
+        self.cut, self.reset, self.pieces, self.pause, self.override = None, False, 1, 0.0, {}
         answer = self.hub.fault(f"{self.command} {self.path}")
         with contextlib.suppress(ConnectionError):
             if answer is not None:
@@ -274,8 +282,9 @@ class _Handler(BaseHTTPRequestHandler):
     def send(self, code: int, data: bytes, headers: dict[str, str]) -> None:
         """Send an answer, or as much of it as a fault lets through."""
         self.send_response(code)
-        for name, value in ({"Content-Length": str(len(data))} | headers).items():
-            self.send_header(name, value)
+        for name, value in {"Content-Length": str(len(data)), **headers, **self.override}.items():
+            if value:
+                self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -286,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.asked.sent += len(rest[start : start + size])
             time.sleep(self.pause)
-        if self.cut is not None or headers.get("Content-Length", str(len(data))) != str(len(data)):
+        if self.cut is not None:
             self.close_connection = True
             if self.reset:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -325,60 +334,6 @@ def _sha256(data: Content) -> str:
     return hashlib.sha256(_hashed(data)).hexdigest()
 
 
-@dataclass
-class Result:
-    """What a run of mxq said."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-
-class Runner:
-    """Runs mxq against a hub in processes of their own, which read their environment for the first time.
-
-    They are forked from one that has torch loaded already and the hub's library not.
-    """
-
-    def __init__(self, hub: Hub, home: Path) -> None:
-        self.hub, self.home = hub, home
-        self.environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "COLUMNS": "120"}
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["mxq.convert.run", "mxq.checkpoint.hub", "mxq.cli.plan", "hub"])
-
-    def __call__(
-        self, *arguments: object, code: int = 0, first: Callable[[], None] | None = None, **environment: str
-    ) -> Result:
-        """Run mxq, in which ``first`` is called first; the exit code must be ``code``."""
-        self.home.mkdir(exist_ok=True)
-        files = self.home / "stdout", self.home / "stderr"
-        words = [str(argument) for argument in arguments]
-        process = self._context.Process(target=_run, args=(words, self.environment | environment, *files, first))
-        process.start()
-        process.join()
-        result = Result(process.exitcode or 0, *(file.read_text() for file in files))
-        process.close()
-        assert result.code == code, result
-        return result
-
-
-def _run(
-    words: list[str], environment: dict[str, str], stdout: Path, stderr: Path, first: Callable[[], None] | None
-) -> None:
-    for descriptor, path in ((1, stdout), (2, stderr)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
-    assert "huggingface_hub" not in sys.modules
-    for name in [name for name in os.environ if name.startswith("HF_")]:
-        del os.environ[name]
-    os.environ.update(environment)
-    sys.argv = ["mxq", *words]
-    from mxq.cli import main
-
-    if first is not None:
-        first()
-    main(words)
-
-
 @contextlib.contextmanager
 def running() -> Iterator[Hub]:
     """A hub that is there while the block runs."""
@@ -387,8 +342,3 @@ def running() -> Iterator[Hub]:
         yield hub
     finally:
         hub.close()
-
-
-def no_waiting() -> None:
-    """Let a process take no pauses between attempts."""
-    time.sleep = lambda seconds: None

@@ -110,7 +110,7 @@ def _look(model: HubId, extra: Iterable[str]) -> _Snapshot:
 
 
 def _is_plain(name: str) -> bool:
-    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
+    return name not in ("", ".", "..") and not set(name) & set("/\\:\0")
 
 
 def _fetch(snapshot: _Snapshot, names: list[str]) -> None:

@@ -55,7 +55,7 @@ def _explain(model: HubId, error: Exception) -> MxqError:
             return found
         inner = inner.__cause__ or inner.__context__
     return MxqError(
-        f"{model} could not be downloaded from the hub at {_endpoint()}: {_one_line(error)}",
+        f"{model} could not be downloaded from the hub at {_endpoint()}: {type(error).__name__}: {_one_line(error)}",
         "check the name and the network; `hf download` shows more",
     )
 
@@ -142,6 +142,8 @@ def _one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _no_messages() -> Iterator[None]:
+    import huggingface_hub.utils.logging  # noqa: F401, which gives the logger a handler that prints
+
     logger = logging.getLogger("huggingface_hub")
     if os.environ.get("HF_HUB_VERBOSITY"):  # somebody wants to see them
         yield
@@ -172,6 +174,6 @@ class _Notes(logging.Handler):
         """Say what a message means."""
         message = record.getMessage()
         for words, meaning in self._NOTES:
-            if words in message and words not in self._said:
+            if words in message and words not in self._said and "offline mode" not in message:
                 self._said.add(words)
                 note(meaning)
