@@ -84,7 +84,8 @@ def test_what_a_recipe_extends_is_replaced_by_family(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (MXFP4 | {"scale_rul": "even"}, r"unknown key 'scale_rul'; did you mean scale_rule\?"),
-        (MXFP4 | {"scale_rule": "ceil"}, r"scale_rule is 'ceil'; use one of even"),
+        (MXFP4 | {"scale_rule": "nearest"}, "scale_rule is 'nearest'; use one of even, floor, ceil, rceil, diffs, mse"),
+        (MXFP4 | {"scale_rule": "rcell"}, r"scale_rule is 'rcell'; did you mean rceil\?"),
         (MXFP4 | {"activations": "dynamc"}, r"activations is 'dynamc'; did you mean dynamic\?"),
         (MXFP4 | {"activations": None}, "activations is missing or not a text"),
         (MXFP4 | {"rules": {"qwen3": {}}}, r"rules: unknown key 'qwen3'; did you mean qwen3_5\?"),

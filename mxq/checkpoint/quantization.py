@@ -33,13 +33,21 @@ _SPEC = {
     "symmetric": None,
     "zero_point_type": "int32",
 }
+# Quark's `diffs` is an observer of its own; it has no `rceil` and no `mse`, of which it reads, and keeps, the name.
+_DIFFS = {"observer_cls": "PerBlockMXDiffsObserver"}
 _WHOLE_PART = {"mtp": r"re:.*mtp\..*", "vision": r"re:.*visual\..*"}
 _MXFP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 
 
 def quark_config(exclude: Iterable[str], *, weight_only: bool, rule: str) -> dict[str, Any]:
-    """Return a ``quantization_config`` as Quark 0.13 writes it; ``weight_only`` leaves activations as they are."""
-    spec = _SPEC | {"scale_calculation_mode": rule}
+    """Return a ``quantization_config`` as Quark 0.13 writes it.
+
+    Args:
+        exclude: from :func:`exclude_entries`.
+        weight_only: activations are left as they are.
+        rule: the scale rule that made the weights (:mod:`mxq.formats.rules`). Engines do not need it to read them, and
+            that of activations is theirs: vLLM takes ``even`` without asking, so that is what is written.
+    """
     return {
         "algo_config": None,
         "exclude": list(exclude),
@@ -52,10 +60,10 @@ def quark_config(exclude: Iterable[str], *, weight_only: bool, rule: str) -> dic
         },
         "global_quant_config": {
             "bias": None,
-            "input_tensors": None if weight_only else spec | {"is_dynamic": True},
+            "input_tensors": None if weight_only else _SPEC | {"is_dynamic": True},
             "output_tensors": None,
             "target_device": None,
-            "weight": spec,
+            "weight": _SPEC | (_DIFFS if rule == "diffs" else {"scale_calculation_mode": rule}),
         },
         "kv_cache_post_rope": False,
         "kv_cache_quant_config": {},
@@ -91,7 +99,7 @@ class QuantizationConfig:
     Attributes:
         exclude: what is left as it was: names and ``re:`` patterns, as in config.json.
         weight_only: activations are not quantized.
-        rule: the scale rule, for weights and activations.
+        rule: the scale rule that made the weights; activations get ``even``, whatever is written.
     """
 
     exclude: tuple[str, ...]
@@ -125,7 +133,7 @@ class QuantizationConfig:
             raise MxqError(f"{where}: quantization_config.global_quant_config.input_tensors is not dynamic MXFP4", hint)
         for entry in exclude:
             _compiled(entry, where)
-        return cls(tuple(exclude), inputs is None, str(weight.get("scale_calculation_mode", "even")))
+        return cls(tuple(exclude), inputs is None, _rule_of(weight))
 
     def is_quantized(self, module: str) -> bool:
         """Tell whether vLLM takes ``module`` (a linear's name in the checkpoint, without ``.weight``) to be MXFP4."""
@@ -159,6 +167,12 @@ class QuantizationConfig:
 
 def _is_mxfp4(spec: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(spec, dict) and all(spec.get(key) == value for key, value in _MXFP4.items())
+
+
+def _rule_of(weight: dict[str, Any]) -> str:
+    if weight.get("observer_cls") == _DIFFS["observer_cls"]:
+        return "diffs"
+    return str(weight.get("scale_calculation_mode") or "even")  # as Quark takes null
 
 
 def _compiled(entry: str, where: str) -> re.Pattern[str] | None:

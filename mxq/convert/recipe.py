@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from mxq.errors import UsageError
+from mxq.formats.rules import RULES
 from mxq.models import qwen35
 
 FAMILIES = tuple(dict.fromkeys(qwen35.FAMILIES.values()))
-SCALE_RULES = ("even",)
+SCALE_RULES = tuple(RULES)
 ACTIVATIONS = ("dynamic", "none")
 _SECTIONS = ("quantize", "keep", "keep_if_present")
 _KEYS = ("name", "description", "extends", "scale_rule", "activations", "rules")
@@ -53,7 +54,7 @@ class Recipe:
 
     Attributes:
         name, description: as in the file.
-        scale_rule: see :mod:`mxq.formats.mxfp4`.
+        scale_rule: that of the weights, see :mod:`mxq.formats.rules`.
         activations: ``dynamic`` (MXFP4) or ``none`` (left as they are).
         rules: family of models -> its rules, in the order of the file.
     """
