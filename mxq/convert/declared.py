@@ -54,7 +54,7 @@ def _sizes(checkpoint: Checkpoint, config: dict[str, Any]) -> Iterator[str]:
         packed = 2 if tensor.dtype == "U8" and qwen35.scale_name(name) in checkpoint.tensors else 1
         shapes: list[tuple[str, tuple[int, ...]]] = [
             (piece.module, (piece.stop - piece.start, tensor.shape[-1] * packed))
-            for piece in qwen35.pieces(name, tensor.shape)
+            for piece in qwen35.pieces(name, tensor.shape)[:2]  # fused: gate and up, and so on for every expert
         ] or [(name.removesuffix(".weight"), (math.prod(tensor.shape),))]
         for module, shape in shapes:
             kind = _kind(module)
