@@ -79,7 +79,7 @@ def write(directory: Path, name: str) -> Path:
             "data_offsets": [sizes[-1], sizes[-1] + size],
         }
         sizes[-1] += size
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, (part, size) in enumerate(zip(parts, sizes, strict=True), start=1):
         file = f"model-{number:05}-of-{len(parts):05}.safetensors"
         header = json.dumps({"__metadata__": {"format": "pt"}} | part).encode()

@@ -133,9 +133,9 @@ def test_the_shapes_are_those_that_transformers_builds(name: str, sizes: dict[st
     }
     said = {"text_config": config.to_dict()["text_config"]}
     said["text_config"].pop("tie_word_embeddings", None)  # there are no weights to compare
-    assert contradictions(Checkpoint(Path(), said, tensors, {}, None)) == []
+    assert contradictions(Checkpoint(Path(), said, tensors, {}, None, {})) == []
     said["text_config"]["linear_num_value_heads"] += 16
-    assert len(contradictions(Checkpoint(Path(), said, tensors, {}, None))) >= 5
+    assert len(contradictions(Checkpoint(Path(), said, tensors, {}, None, {}))) >= 5
 
 
 @pytest.mark.parametrize("where", ["top", "text_config"])
