@@ -1,5 +1,6 @@
 """mxq in processes of their own that use a hub, whose library reads the environment only when it is imported."""
 
+import hashlib
 import multiprocessing
 import os
 import sys
@@ -30,7 +31,8 @@ class Runner:
         self.hub, self.home = hub, home
         self.environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["mxq.convert.run", "mxq.checkpoint.hub", "mxq.cli.plan", "hub_runner"])
+        ours = ("mxq.convert.run", "mxq.checkpoint.hub", "mxq.cli.plan", "hub_runner")
+        self._context.set_forkserver_preload([*ours, "httpx2", "tqdm.auto", "filelock", "yaml"])
 
     def __call__(
         self,
@@ -82,3 +84,18 @@ def small_pieces() -> None:
     from huggingface_hub import constants
 
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 16
+
+
+def share_blobs() -> None:
+    """Arrange the cache as the hub's library does with what comes from Xet storage: links to a store of all models."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
+
+    for blob in Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*"):
+        publish_blob_to_shared_store(
+            blob_path=str(blob),
+            xet_hash=hashlib.sha256(blob.name.encode()).hexdigest(),
+            cache_dir=constants.HF_HUB_CACHE,
+            expected_size=blob.stat().st_size,
+            replace_existing=False,
+        )

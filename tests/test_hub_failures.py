@@ -12,6 +12,7 @@ from hub_runner import Runner, no_waiting, small_pieces
 
 NOTES = ("downloading", "the connection to the hub broke; resuming", "the hub does not answer as it should")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
+EVAL = ("--workload", "chat", "--spec", "ar", "--out")
 CONFIG = b'{"architectures": ["Qwen3_5ForConditionalGeneration"]}'
 
 
@@ -96,19 +97,22 @@ def test_models_that_cannot_be_had(hub: Hub, mxq: Runner, dense_source: Path, tm
     hub.add("org/none", {"README.md": b"empty"})
     hub.add("org/pickled", {"config.json": CONFIG, "pytorch_model-00001-of-00002.bin": bytes(100_000)})
     hub.add("org/gguf", {"config.json": CONFIG, "model.gguf": bytes(100_000)})
-    for verb in (("plan",), ("quantize", tmp_path / "out")):
-        for spec, reason, environment in (
-            ("org/gated", "org/gated is gated: the hub wants its terms accepted first", {}),
-            ("org/missing", "org/missing is neither a directory here nor a model on the hub that you may read", {}),
-            ("org/missing", "org/missing is neither a directory here nor a model on the hub", {"HF_TOKEN": TOKEN}),
-            ("org/tiny@v2", "org/tiny has no revision 'v2'", {}),
-            ("org/a--b", "org/a--b is no name that a model on the hub can have", {}),
-            ("org/none", "org/none holds no config.json", {}),
-            ("org/pickled", "org/pickled holds its weights as pytorch_model-00001-of-00002.bin, a pickle", {}),
-            ("org/gguf", "org/gguf holds neither model.safetensors nor model.safetensors.index.json", {}),
-            ("org/tiny@../../x", "is not a directory", {}),
-        ):
-            fails(mxq, verb[0], spec, *verb[1:], code=2, reason=reason, environment=environment)
+    for spec, reason, environment in (
+        ("org/gated", "org/gated is gated: the hub wants its terms accepted first", {}),
+        ("org/missing", "org/missing is neither a directory here nor a model on the hub that you may read", {}),
+        ("org/missing", "org/missing is neither a directory here nor a model on the hub", {"HF_TOKEN": TOKEN}),
+        ("org/tiny@v2", "org/tiny has no revision 'v2'", {}),
+        ("org/a--b", "org/a--b is no name that a model on the hub can have", {}),
+        ("org/none", "org/none holds no config.json", {}),
+        ("org/pickled", "org/pickled holds its weights as pytorch_model-00001-of-00002.bin, a pickle", {}),
+        ("org/gguf", "org/gguf holds neither model.safetensors nor model.safetensors.index.json", {}),
+        ("org/tiny@../../x", "is not a directory", {}),
+    ):
+        fails(mxq, "plan", spec, code=2, reason=reason, environment=environment)
+    fails(mxq, "quantize", "org/gated", tmp_path / "out", code=2, reason="org/gated is gated")
+    fails(mxq, "quantize", "org/pickled", tmp_path / "out", code=2, reason="a pickle")
+    fails(mxq, "verify", tmp_path, "--against", "org/missing", code=2, reason="nor a model on the hub")
+    fails(mxq, "eval", "--bf16", "org/pickled", *EVAL, tmp_path / "run", code=2, reason="a pickle")
     assert not (tmp_path / "out").exists()
     assert left(mxq.home) == []
     assert not [asked for asked in hub.asked if "Signature" in asked.path]

@@ -11,7 +11,7 @@ import tiny
 from checkpoints import edit_json, rewrite, wide_copy
 from click.testing import CliRunner
 from hub import TOKEN, Hub, no_ranges, read, running
-from hub_runner import Runner
+from hub_runner import Runner, share_blobs
 from safetensors.torch import load_file, save_file
 
 from mxq.cli import main
@@ -185,6 +185,18 @@ def test_offline_with_all_of_it_in_the_cache(full: Path, hub: Hub, mxq: Runner, 
     said = mxq("plan", "org/full")
     assert said.stderr == "the hub cannot be reached; using what the cache knows of it\n"
     assert mxq("plan", "org/full", "-q").stderr == ""
+
+
+def test_a_cache_that_models_share(full: Path, hub: Hub, mxq: Runner, tmp_path: Path) -> None:
+    """As the hub's library arranges what it gets from Xet storage: a link to a link."""
+    hub.add("org/full", full)
+    mxq("quantize", "org/full", tmp_path / "first")
+    mxq("quantize", "org/full", tmp_path / "second", first=share_blobs)
+    (snapshot,) = (mxq.home / "hub/models--org--full/snapshots").iterdir()
+    shard = (snapshot / "model-00001-of-00002.safetensors").resolve()
+    assert shard.is_relative_to(mxq.home / "hub/blobs")
+    assert read(tmp_path / "first") == read(tmp_path / "second")
+    mxq("plan", snapshot)
 
 
 def test_inspecting_a_conversion_on_the_hub(dense_source: Path, hub: Hub, mxq: Runner, tmp_path: Path) -> None:

@@ -80,7 +80,11 @@ def open_headers(model: HubId, extra: Iterable[str]) -> Checkpoint:
         snapshot = _look(model, extra)
         absent = snapshot.absent(snapshot.weights)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            begun = dict(zip(absent, pool.map(partial(HubFile.open, snapshot.path, model), absent), strict=True))
+            try:
+                begun = dict(zip(absent, pool.map(partial(HubFile.open, snapshot.path, model), absent), strict=True))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # those that have begun are enough to wait for
+                raise
     return Checkpoint.open(snapshot.path, begun)
 
 

@@ -159,7 +159,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def inside(path: Path, name: str) -> Path:
     """Return the file ``name`` of a checkpoint's directory, making sure that it lies there.
 
-    A link may lead elsewhere in the directory, or to the ``blobs`` beside ``snapshots`` as in the Hugging Face cache.
+    A link may lead elsewhere in the directory or, as in the Hugging Face cache, to the ``blobs`` beside ``snapshots``
+    and on to those that all models share.
 
     Raises:
         MxqError: the name or the link leads out of the checkpoint.
@@ -169,8 +170,11 @@ def inside(path: Path, name: str) -> Path:
         raise MxqError(f"{path}: {name!r} leads out of the checkpoint's directory", "its index is not to be trusted")
     with contextlib.suppress(OSError, RuntimeError):
         home, real = path.resolve(), file.resolve()
-        blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-        if not (real.is_relative_to(home) or real.is_relative_to(blobs)):
+        places = [home]
+        if home.parent.name == "snapshots":
+            model = home.parents[1]
+            places += [model / "blobs"] + [model.parent / "blobs"] * model.name.startswith("models--")
+        if not any(real.is_relative_to(place) for place in places):
             raise MxqError(f"{file} is a link out of the checkpoint's directory", "put the file itself there")
     return file
 
