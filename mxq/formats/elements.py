@@ -32,7 +32,8 @@ def encode(y: Tensor, *, signed_zero: bool) -> Tensor:
     steps = (magnitude + binade.view(torch.float32) * _MAGIC).view(torch.int32) & 7
     code = (steps + ((binade - _ONE) >> 22)).clamp_(max=7)  # each binade above 1 starts two codes later
     negative = torch.signbit(y) if signed_zero else (y < 0) & (code > 0)
-    return code | negative.int() << 3
+    code |= negative.int() << 3
+    return code
 
 
 def rounded(y: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def quantize(x: Tensor, rule: str = "even") -> tuple[Tensor, Tensor]:
     byte = (scale >> 23).to(torch.uint8).squeeze(-1)
     zero_byte = scale_rule(rule).zero_byte
     if zero_byte != _SMALLEST_BYTE:
-        byte.masked_fill_((blocks == 0).all(dim=-1), zero_byte)
+        byte.masked_fill_(blocks.abs().amax(dim=-1) == 0, zero_byte)
     return pairs[..., 0] | pairs[..., 1] << 4, byte
 
 

@@ -16,10 +16,10 @@ The first four add a constant to the bits of m as a float32, so that mantissas f
 binade, and take the exponent: a rule is its ``carry``. AITER divides m by 6 in float32 before it looks for the power of
 two; every mantissa gives the same as ``carry``.
 
-``mse`` needs no more candidates: no scale at all has a lower squared error. In units of the scale at which m lies in
-[4, 8): a coarser one than 2, ceil's, only loses codes that the block could use (m / 2 < 4, where the grid of 4 is a
-part of that of 2), and the fourth part of ceil's or less, where codes end at 1.5, loses at least (4 - 1.5)^2 = 6.25 on
-the largest element, more than all others together can have gained, 31 * 0.25^2.
+``mse`` needs no more candidates: no scale at all has a lower squared error. In a unit that puts m in [4, 8), ceil's
+scale is 2, or 1 if m is 4. Coarser ones only lose codes: those of 4 up to 8 are among those of 2, and those of 2 up to
+4 among those of 1. At a quarter or less codes end at 1.5: against 1 that costs at least 6.25 on the largest element,
+and no other can have gained more than 0.25^2.
 
 A tie keeps the coarser scale. Errors are compared exactly, whatever the order of the sum: with a and b the values of
 an element's codes at two scales, the difference of the squared errors is the sum of (a - b)(a + b - 2x), in which
