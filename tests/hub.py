@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from hub_xet import reconstruction, xorb
+
 LFS = (".safetensors", ".bin", ".pth", ".gguf")
 TOKEN = "hf_of_somebody"
+XET_TOKEN = "for Xet storage"
 _PAGE = 5  # entries of a tree; a thousand on the real hub
 _SIGNATURE = "Signature=secret"
 
@@ -36,6 +39,7 @@ class Repository:
     refs: dict[str, str] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
+    xet: bool = False  # whether large files lie in Xet storage, as those of most models do
     listed: list[dict[str, Any]] = field(default_factory=list)  # entries of the tree that no commit holds
 
     def commit(self, files: Mapping[str, Content], ref: str = "main") -> str:
@@ -73,6 +77,7 @@ class Hub:
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.asked: list[Asked] = []
+        self.swapped: dict[bytes, bytes] = {}  # content -> what is sent in its place, of the same size
         self.faults: list[tuple[re.Pattern[str], Answer, int]] = []
         self._lock = threading.Lock()
         self._servers = [self._serve("hub"), self._serve("cdn")]
@@ -118,7 +123,7 @@ class Hub:
             for files in repository.commits.values():
                 for data in files.values():
                     if _sha256(data) == digest:
-                        return data
+                        return self.swapped.get(data, data) if isinstance(data, bytes) else data
         return None
 
 
@@ -183,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         token = self.headers["Authorization"]
-        self.asked = Asked(self.host, self.command, self.path, self.headers["Range"], token is not None)
+        self.asked = Asked(self.host, self.command, self.path, self.headers["Range"], TOKEN in (token or ""))
         self.known = token == f"Bearer {TOKEN}"
         self.hub.asked.append(self.asked)
         self.cut, self.reset, self.pieces, self.pause, self.override = None, False, 1, 0.0, {}
@@ -201,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if self.host == "cdn":
             return self._blob(url.path.strip("/"), url.query)
-        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", url.path)
+        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|xet-read-token)/([^/]+))?", url.path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", url.path)
         found = api or file
         repository = self.hub.repositories.get(found[1]) if found else None
@@ -214,6 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
         commit = repository.refs.get(revision, revision)
         if commit not in repository.commits:
             return self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        if api and api[2] == "xet-read-token":
+            told = {"X-Xet-Cas-Url": self.hub.cdn, "X-Xet-Access-Token": XET_TOKEN}
+            return self.send(200, b"{}", told | {"X-Xet-Token-Expiration": str(int(time.time()) + 3600)})
         if api:
             return self._tree(repository, commit, url.query) if api[2] == "tree" else self._model(found[1], commit)
         assert file
@@ -233,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(200, json.dumps(facts).encode(), {"Content-Type": "application/json"})
 
     def _tree(self, repository: Repository, commit: str, query: str) -> None:
-        entries = [_entry(name, data) for name, data in sorted(repository.commits[commit].items())]
+        entries = [_entry(name, data, repository.xet) for name, data in sorted(repository.commits[commit].items())]
         folders = {name.rpartition("/")[0] for name in repository.commits[commit] if "/" in name}
         entries += [
             {"type": "directory", "oid": _git(folder.encode()), "size": 0, "path": folder} for folder in folders
@@ -257,12 +265,22 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send(200, _piece(data, 0, _size(data)), headers | {"ETag": f'"{_git(data)}"'})
         digest = _sha256(data)
         headers |= {"X-Linked-Size": str(_size(data)), "X-Linked-ETag": f'"{digest}"', "ETag": f'"{_git(data)}"'}
+        if repository.xet:
+            route = f"{self.hub.endpoint}{self.path.partition('/resolve/')[0].replace('/', '/api/models/', 1)}"
+            headers |= {"X-Xet-Hash": digest, "X-Xet-Refresh-Route": f"{route}/xet-read-token/{commit}"}
         where = f"{self.hub.cdn}/{digest}?{_SIGNATURE}&response-content-disposition={quote(name)}"
         return self.send(302, b"Found. Redirecting", headers | {"Location": where})
 
-    def _blob(self, digest: str, query: str) -> None:
+    def _blob(self, path: str, query: str) -> None:
+        kind, _, digest = path.rpartition("/")
         data = self.hub.blob(digest)
-        if data is None or _SIGNATURE not in query:
+        if kind == "v2/reconstructions":
+            return self.send(404, b"", {})  # the older form says the same
+        if kind == "v1/reconstructions" and data is not None:
+            return self._reconstruction(digest, data)
+        if kind == "xorbs" and data is not None:
+            data = xorb(_piece(data, 0, _size(data)))
+        if data is None or kind not in ("", "xorbs") or _SIGNATURE not in query:
             return self.send(403, b"<Error>AccessDenied</Error>", {})
         # Not the sha256 of the content, which only the hub's own answer has.
         headers = {"ETag": f'"{_sha256(digest.encode())}"', "Accept-Ranges": "bytes"}
@@ -274,6 +292,16 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send(416, b"", {"Content-Range": f"bytes */{_size(data)}"})
         headers["Content-Range"] = f"bytes {start}-{end}/{_size(data)}"
         return self.send(206, _piece(data, start, end + 1), headers)
+
+    def _reconstruction(self, digest: str, data: Content) -> None:
+        if self.headers["Authorization"] != f"Bearer {XET_TOKEN}":
+            return self.send(401, b"", {})
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")
+        start, stop = (int(asked[1]), min(int(asked[2]) + 1, _size(data))) if asked else (0, _size(data))
+        if start >= _size(data):
+            return self.send(416, b"", {})
+        address = f"{self.hub.cdn}/xorbs/{digest}?{_SIGNATURE}"
+        return self.send(200, reconstruction(digest, _size(data), start, stop, address), {})
 
     def _error(self, code: int, error_code: str | None, message: str, headers: dict[str, str] | None = None) -> None:
         told = (headers or {}) | {"X-Error-Message": message} | ({"X-Error-Code": error_code} if error_code else {})
@@ -303,10 +331,11 @@ class _Handler(BaseHTTPRequestHandler):
                 (self.connection.close if self.reset else lambda: self.connection.shutdown(socket.SHUT_RDWR))()
 
 
-def _entry(name: str, data: Content) -> dict[str, Any]:
+def _entry(name: str, data: Content, xet: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": "file", "oid": _git(data), "size": _size(data), "path": name}
     if name.endswith(LFS):
         entry["lfs"] = {"oid": _sha256(data), "size": _size(data), "pointerSize": 134}
+        entry |= {"xetHash": _sha256(data)} if xet else {}
     return entry
 
 

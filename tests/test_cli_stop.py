@@ -66,13 +66,14 @@ def test_a_process_told_to_ignore_it_goes_on(dense_source: Path, tmp_path: Path)
     assert process.returncode == 0, stderr
 
 
+@pytest.mark.parametrize("xet", [False, True])
 @pytest.mark.parametrize(("stop", "code"), STOPS)
 def test_a_download_stops_at_the_next_piece(
-    dense_source: Path, tmp_path: Path, stop: signal.Signals, code: int
+    dense_source: Path, tmp_path: Path, stop: signal.Signals, code: int, xet: bool
 ) -> None:
     source = wide_copy(dense_source, tmp_path / "source", 512, 1 << 12)  # 37 MB
     with running() as hub:
-        hub.add("org/tiny", source)
+        hub.add("org/tiny", source).xet = xet
         hub.fail("GET .*Signature", lambda handler: handler.reply(), times=1)  # of the header
         hub.fail("GET .*Signature", slow(pieces=400, pause=0.02))
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}

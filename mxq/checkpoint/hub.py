@@ -21,7 +21,7 @@ from mxq.checkpoint.hub_file import HubFile
 from mxq.checkpoint.reader import INDEX, Checkpoint, read_config, weight_files
 from mxq.checkpoint.resolve import HubId, is_commit
 from mxq.errors import MxqError, UsageError
-from mxq.files import size
+from mxq.files import sha256_file, size
 from mxq.progress import Advance, note, progress
 
 _CONFIG = "config.json"
@@ -133,6 +133,31 @@ def _fetch(snapshot: _Snapshot, names: list[str]) -> None:
             note("stopping; files that are complete stay in the hub's cache")
             bars.stop()
             raise
+    _check_content(snapshot, names)
+
+
+def _check_content(snapshot: _Snapshot, names: list[str]) -> None:
+    """Compare what was fetched with the sha256 that the hub lists for large files: its library compares sizes only."""
+    from huggingface_hub import HfApi
+
+    listing = HfApi().list_repo_tree(snapshot.model.name, revision=snapshot.path.name)
+    expected = {file.path: file.lfs.sha256 for file in listing if getattr(file, "lfs", None) is not None}
+    files = [snapshot.path / name for name in names if name in expected]
+    damaged = []
+    total = sum(file.stat().st_size for file in files)
+    with progress("checksums", total, "B") as advance, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for file, sha256 in zip(files, pool.map(sha256_file, files), strict=True):
+            advance(file.stat().st_size)
+            if sha256 != expected[file.name]:
+                damaged.append(file)
+    for file in damaged:
+        for link in (file.resolve(), file.parent / file.readlink() if file.is_symlink() else file, file):
+            link.unlink(missing_ok=True)
+    if damaged:
+        raise MxqError(
+            f"{damaged[0].name} of {snapshot.model} came damaged: it has another sha256 than the hub lists",
+            "it was removed from the cache: run the same command again",
+        )
 
 
 def _check_room(snapshot: _Snapshot, total: int) -> None:

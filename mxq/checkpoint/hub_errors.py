@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 
@@ -98,6 +99,11 @@ def _known(model: HubId, error: BaseException) -> MxqError | None:
             return MxqError(
                 f"the hub at {_endpoint()} cannot be reached, or the connection broke ({type(error).__name__})",
                 "check the network and run the same command again: files that are complete are not fetched again",
+            )
+        case RuntimeError() if "hf_xet" in sys.modules:  # its errors have no type of their own
+            return MxqError(
+                f"the hub's Xet storage fails for {model}: {_one_line(error)}",
+                "run the same command again, or with HF_HUB_DISABLE_XET=1",
             )
         case OSError(errno=int()):
             return MxqError(
