@@ -140,14 +140,15 @@ def _add(sums: Sums, run: decode.Generation, expected: list[int]) -> None:
 
 def _report(job: Job, workload: str, repeats: list[dict[Arm, Sums]]) -> list[str]:
     if job.device.startswith("cuda"):
-        memory = f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB"
+        memory = f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB (tensors)"
     else:
         # The kernel counts in KiB on Linux.
-        memory = f"peak resident memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB"
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        memory = f"peak resident memory {peak:.0f} MiB (Python and libraries included)"
     lines = [
         f"### {job.title}",
         "",
-        f"Workload {workload}, {memory} (Python and libraries included).",
+        f"Workload {workload}, {memory}.",
         "",
         "| method | K | acceptance length (pooled) | tokens/s | speedup | outside both models | target ms/pass "
         "| draft ms/pass | outputs equal to AR's |",

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import multiprocessing
 import os
+import statistics
 import sys
 from pathlib import Path
 
@@ -138,11 +139,12 @@ def _records(place: tuple[int, int]) -> list[Record]:
 def _introduction(args: argparse.Namespace, run: Run) -> str:
     around = run.info["environment"]
     hardware, versions = around["hardware"], around["versions"]
-    limit = f" --limit {args.limit}" if args.limit else ""
+    given = {"--limit": args.limit, "--jobs": args.jobs if args.jobs > 1 else None}
+    options = "".join(f" {option} {value}" for option, value in given.items() if value)
     machine = f"{hardware['cpu']}, {hardware['cores']} cores"
     return (
         "# The testbed's models\n\n"
-        f"`python tools/measure_testbed.py{limit}`\n\n"
+        f"`python tools/measure_testbed.py{options}`\n\n"
         f"In-process verify loop, greedy, bf16 arithmetic, on {machine}, one thread per process; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + ". Acceptance lengths are pooled over all verify passes of a workload, bonus token included; MXFP4 is the "
@@ -178,7 +180,7 @@ def _section(name: str, summary: Summary, targets: dict[str, Path]) -> str:
     )
     lines += ["", "### Greedy answers that differ from the target's own autoregressive ones", ""]
     lines += _table(
-        ["target", *(c.replace("-", " K=") for c in CONFIGURATIONS), "near-ties", "largest gap", "its rounding"],
+        ["target", *(c.replace("-", " K=") for c in CONFIGURATIONS), "by rounding", "median gap", "largest gap"],
         [
             [target, *(_differing(summary, target, c) for c in CONFIGURATIONS), *_ties(summary, target, directory)]
             for target, directory in targets.items()
@@ -187,8 +189,9 @@ def _section(name: str, summary: Summary, targets: dict[str, Path]) -> str:
     lines += [
         "",
         "Gap: by how much, at the first token that differs, the worse of the two tokens is below the best logit in "
-        "float32. Rounding: the largest error of a logit in that sequence, bf16 against float32. A difference is a "
-        "near-tie if its gap is at most twice its rounding.",
+        "float32; in brackets the largest error of a logit in that sequence, bf16 against float32. A difference is by "
+        "rounding if its gap is at most twice that error. With W4A4, rounding may change the code of an activation "
+        "and then weighs more.",
     ]
     if name == "moe":
         lines += ["", "### Share of routed tokens that each expert gets, bf16", ""]
@@ -225,7 +228,7 @@ def _differing(summary: Summary, target: str, configuration: str) -> str:
 
 
 def _ties(summary: Summary, target: str, directory: Path) -> list[str]:
-    """Return how many of a target's differences are near-ties, and the largest gap with the rounding beside it."""
+    """Return how many of a target's differences are near-ties, the median gap, and the largest beside its rounding."""
     exact, served = decode.load_target(directory, dtype=torch.float32), decode.load_target(directory)
     template = ChatTemplate(directory, thinking=False)
     records = {
@@ -242,7 +245,8 @@ def _ties(summary: Summary, target: str, directory: Path) -> list[str]:
         return ["0 of 0", "", ""]
     widest = max(found, key=lambda at: at.gap)
     ties = sum(at.near_tie for at in found)
-    return [f"{ties} of {len(found)}", f"{widest.gap:.3f}", f"{widest.rounding:.3f}"]
+    median = statistics.median(at.gap for at in found)
+    return [f"{ties} of {len(found)}", f"{median:.3f}", f"{widest.gap:.3f} ({widest.rounding:.3f})"]
 
 
 def _expert_shares(name: str, summary: Summary) -> list[list[float]]:

@@ -31,7 +31,7 @@ _LANGUAGE_MODEL = "model.language_model."
 def command(model: str, worst: int | None, as_json: bool) -> None:
     """Look into the checkpoint in DIR: tensors, sizes, what is quantized, and how well.
 
-    DIR may also be a model's id on the Hugging Face hub, or testbed:dense.
+    DIR may also be a model's id on the Hugging Face hub, or a testbed model.
     """
     from mxq.checkpoint import open_headers
     from mxq.convert.beside import LAYERS

@@ -31,7 +31,7 @@ Examples:
 def command(model: str, recipe: str, experts: str, tensors: bool, as_json: bool) -> None:
     """Show what converting MODEL would do, by which rule, and write nothing.
 
-    MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense. Everything that would
+    MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Everything that would
     make the conversion fail or the result not load is an error here.
     """
     from mxq.checkpoint import open_headers

@@ -30,8 +30,8 @@ Examples:
 def command(model: str, out: Path, recipe: str, experts: str, max_shard_size: int, as_json: bool) -> None:
     """Convert MODEL to MXFP4 into the new directory OUT.
 
-    MODEL is a directory, a model's id on the Hugging Face hub, or testbed:dense. Tensors are read and
-    written one at a time. OUT appears when all of it is there: an error or Ctrl-C leaves nothing behind.
+    MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Tensors are read and
+    written one at a time. OUT appears when all of it is there: an error, Ctrl-C or SIGTERM leaves nothing behind.
     """
     from mxq.checkpoint import Checkpoint, open_headers, resolve
     from mxq.checkpoint.resolve import hub_id

@@ -33,7 +33,11 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--against", metavar="MODEL", help="The source: a directory, a hub id, or testbed:dense.")
+@click.option(
+    "--against",
+    metavar="MODEL",
+    help="The source: a directory, a hub id, or a testbed model.",
+)
 @click.option(
     "--rows",
     type=click.IntRange(min=0),

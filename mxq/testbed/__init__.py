@@ -1,4 +1,4 @@
-"""The embedded models and prompts: a trained target with its MTP head, a DFlash drafter for it, five workloads.
+"""The embedded models and prompts: two trained targets with MTP heads, a DFlash drafter for each, five workloads.
 
 They have exactly the structure of the published checkpoints and are made by ``tools/train_testbed.py``.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mxq.errors import UsageError
 
-NAMES = ("dense",)
+NAMES = ("dense", "moe")
 WORKLOADS = ("arithmetic", "maths", "functions", "programs", "chat")
 PREFIX = "testbed:"
 
@@ -15,7 +15,7 @@ _HERE = Path(__file__).parent
 
 
 def path(spec: str) -> Path:
-    """Return the directory of ``testbed:dense`` (a target) or ``testbed:dense-dflash`` (its drafter).
+    """Return the directory of a target (``testbed:dense``) or of its drafter (``testbed:dense-dflash``).
 
     Raises UsageError for any other name.
     """
