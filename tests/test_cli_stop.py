@@ -40,8 +40,9 @@ def test_a_conversion_leaves_nothing_behind(dense_source: Path, tmp_path: Path) 
     source = wide_copy(dense_source, tmp_path / "source", 512, 1 << 19)  # 4 GB of zeros: many seconds
     with started("quantize", source, tmp_path / "out") as process:
         wait(process, lambda: converting(tmp_path))
-        process.terminate()
-        process.terminate()  # whoever is impatient does not break off the cleaning up
+        while process.poll() is None:  # whoever is impatient does not break off the cleaning up
+            process.terminate()
+            time.sleep(0.002)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 143
     assert stdout == ""

@@ -99,7 +99,7 @@ def _sigterm_interrupts(ctx: click.Context) -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break off the cleaning up
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to the end: a second one must not break off the cleaning up
         ctx.meta[_TERMINATED_KEY] = True
         raise KeyboardInterrupt
 
@@ -107,7 +107,8 @@ def _sigterm_interrupts(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not ctx.meta.get(_TERMINATED_KEY):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _remember_debug(ctx: click.Context, option: click.Parameter, value: bool) -> None:
