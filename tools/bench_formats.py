@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from format_cases import DTYPES, LAYOUTS, numbers
@@ -163,6 +164,40 @@ def gpu_tables(device: str, repeats: int, gigabytes: float) -> tuple[dict[str, Q
     return kernels, lines, wrong
 
 
+def cpu_tables(threads: int, repeats: int) -> tuple[dict[str, Quantize], list[str]]:
+    """Return the CPU's kernels and their tables."""
+    from mxq.formats import cpu
+
+    def plain(x: Tensor, rule: str) -> Bytes:
+        return cpu.quantize(x, rule, threads=threads)
+
+    def measured(x: Tensor, rule: str) -> Bytes:
+        return cpu.quantize_measured(x, rule, threads=threads)[:2]
+
+    def into(function: Callable[..., Any], x: Tensor, out: Bytes) -> Subject:
+        return Subject(f"cpu.{function.__name__}", lambda: function(x, threads=threads, out=out), _moved(x))
+
+    lines = []
+    for dtype in DTYPES:
+        x = _random(4096, 16384, dtype, "cpu")
+        out = plain(x, "even")
+        subjects = [
+            _copy(x),
+            into(cpu.quantize, x, out),
+            into(cpu.quantize_measured, x, out),
+            _subject("cpu.quantize into new memory", plain, x),
+        ]
+        lines += _table(f"{str(dtype).removeprefix('torch.')} 4096 x 16384, rule even", subjects, repeats, "cpu")
+    x = _random(1024, 16384, torch.bfloat16, "cpu")
+    subjects = [
+        _copy(x),
+        *(_subject(rule, measured, x, rule) for rule in RULES),
+        _subject("reference", mxfp4.quantize, x),
+    ]
+    lines += _table("bfloat16 1024 x 16384, cpu.quantize_measured by rule", subjects, max(3, repeats // 3), "cpu")
+    return {"cpu.quantize": plain, "cpu.quantize_measured": measured}, lines
+
+
 def _table(title: str, subjects: Sequence[Subject], repeats: int, device: str) -> list[str]:
     note(f"timing {title}")
     rates = measure(subjects, repeats, device)
@@ -191,14 +226,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     cuda = options.device.startswith("cuda")
-    if not cuda:
-        parser.error("only --device cuda has a kernel so far")
     out = options.out or Path("benchmarks") / ("FORMATS-CUDA.md" if cuda else "FORMATS.md")
     torch.set_num_threads(options.threads)
-    started = time.perf_counter()
-    kernels, tables, wrong = gpu_tables(options.device, options.repeats, options.gigabytes)
-    machine = torch.cuda.get_device_name(options.device)
-    packages = ("torch", "triton")
+    started, load = time.perf_counter(), os.getloadavg()[0]
+    if cuda:
+        kernels, tables, wrong = gpu_tables(options.device, options.repeats, options.gigabytes)
+        machine, packages = torch.cuda.get_device_name(options.device), ("torch", "triton")
+    else:
+        kernels, tables = cpu_tables(options.threads, options.repeats)
+        wrong = []
+        hardware = files.hardware()
+        machine = f"{hardware['cpu']}, {hardware['cores']} cores, {options.threads} threads, load average "
+        machine += f"{load:.1f} before and {os.getloadavg()[0]:.1f} after the timing"
+        packages = ("torch", "numba")
     timed = time.perf_counter()
     note("comparing every byte with the reference")
     compared, different = mismatches(kernels, options.device)
