@@ -46,7 +46,7 @@ def test_from_plan_to_inspect(source: Path, tmp_path: Path) -> None:
     assert f"mxq verify {out} --against {source}" in converted.stdout
     assert "converting: 100%" in converted.stderr
     verified = mxq("verify", out, "--against", source)
-    assert verified.stdout.count(" ok ") == 9
+    assert verified.stdout.count(" ok ") == 10
     inspected = mxq("inspect", out, "--worst", 3)
     assert "MXFP4 scales" in inspected.stdout
     assert len(re.findall(r"^layers\.\d\.\S+ +\d+\.\d\d +\d\.\d{3}% +0\.0% +-\d+ to -\d+", inspected.stdout, re.M)) == 3

@@ -1,6 +1,7 @@
 """Verification finds what is wrong: every defect here is planted, most with the manifest made to agree with it."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_what_mxq_writes_has_no_problem(source: Path, tmp_path: Path, experts: s
     covered = {check.name: check.covered for check in report.checks}
     matrices = 25 if source.name == "dense" else 48
     rows = sum(json.loads(line)["shape"][0] for line in (out / "layers.jsonl").read_text().splitlines())
-    assert covered["source: codes"] == f"{rows} all rows of {matrices} matrices quantized again"
+    assert covered["source: codes"].startswith(f"{rows} all rows of {matrices} matrices quantized again; SQNR from 1")
     mtp = sum(name.startswith("mtp.") for name in read_all(source))
     assert f"({mtp} of MTP, 21 of vision)" in covered["source: copies"]
     reseal(out)
@@ -93,7 +94,7 @@ def test_files_and_manifest_that_come_or_go(dense: Path, tmp_path: Path) -> None
         "generation_config.json is missing",
     ]
     (path / "mxq_manifest.json").unlink()
-    assert found(path) == ["there is no mxq_manifest.json: it was not made by mxq, or not completely"]
+    assert found(path) == ["there is layers.jsonl, which mxq writes, but no mxq_manifest.json: it is not complete"]
     for content in ("{}", '{"format": 1}', '{"format": 1, "files": [1], "tensors": {}}', "[", '{"format": 9}'):
         (path / "mxq_manifest.json").write_text(content)
         (problem,) = found(path)
@@ -130,10 +131,9 @@ def test_one_code_and_one_scale_are_found_by_quantizing_again(dense: Path, dense
 
     path = defective(dense, tmp_path, flip)
     assert found(path) == []  # sound in itself
-    assert found(path, dense_source) == [
-        f"{DENSE}mlp.down_proj row 9 is not what the source's row quantizes to",
-        f"{DENSE}mlp.up_proj row 300 is not what the source's row quantizes to",
-    ]
+    (problem,) = verify(path, dense_source, rows=0).problems
+    assert problem.what == f"{DENSE}mlp.down_proj row 9 (and 1 more) is not what the source's row quantizes to"
+    assert problem.places == (f"{DENSE}mlp.down_proj row 9", f"{DENSE}mlp.up_proj row 300")
 
 
 def test_the_sample_moves_with_the_seed(dense: Path, dense_source: Path, tmp_path: Path) -> None:
@@ -149,10 +149,9 @@ def test_experts_in_the_wrong_order_are_found(moe: Path, moe_source: Path, tmp_p
             gate, up = (f"{EXPERTS}.1.{projection}_proj.{suffix}" for projection in ("gate", "up"))
             tensors[gate], tensors[up] = tensors[up], tensors[gate]
 
-    assert found(defective(moe, tmp_path, swap), moe_source) == [
-        f"{EXPERTS}.1.{projection}_proj row 0 is not what the source's row quantizes to"
-        for projection in ("gate", "up")
-    ]
+    gate, up = found(defective(moe, tmp_path, swap), moe_source)
+    assert re.fullmatch(rf"{EXPERTS}\.1\.gate_proj \(-[23]\.\d dB\): it holds up_proj: the two are swapped", gate)
+    assert re.fullmatch(rf"{EXPERTS}\.1\.up_proj \(-[23]\.\d dB\): it holds gate_proj: the two are swapped", up)
 
 
 def test_copies_that_are_none_are_found(moe: Path, moe_source: Path, tmp_path: Path) -> None:
@@ -171,10 +170,10 @@ def test_copies_that_are_none_are_found(moe: Path, moe_source: Path, tmp_path: P
         edit(tensors)
         tensors["model.language_model.layers.0.linear_attn.A_log"] = original
 
-    assert found(defective(moe, tmp_path, less), moe_source) == [
-        f"{name}, which is not quantized, is not the same bytes as in the source"
-        for name in ("model.visual.pos_embed.weight", "mtp.layers.0.mlp.experts.2.up_proj.weight")
-    ]
+    (problem,) = verify(defective(moe, tmp_path, less), moe_source, rows=0).problems
+    assert problem.places == ("model.visual.pos_embed.weight", "mtp.layers.0.mlp.experts.2.up_proj.weight")
+    first = f"{problem.places[0]} (and 1 more)"
+    assert problem.what == f"{first}, which are not quantized, are not the same bytes as in the source"
 
 
 def test_tensors_that_are_missing_or_too_many(dense: Path, dense_source: Path, tmp_path: Path) -> None:
@@ -184,10 +183,8 @@ def test_tensors_that_are_missing_or_too_many(dense: Path, dense_source: Path, t
         tensors["model.extra.weight"] = torch.zeros(2, 2, dtype=torch.bfloat16)
 
     assert found(defective(dense, tmp_path, edit), dense_source) == [
-        f"{DENSE}mlp.up_proj.weight of the source is missing",
-        "mtp.fc.weight of the source is missing",
+        f"{DENSE}mlp.up_proj.weight (and 1 more) of the source are missing",
         "model.extra.weight is not in the source",
-        "model.extra is not in the source",
     ]
 
 
@@ -200,13 +197,11 @@ def test_codes_and_scales_that_do_not_belong_together(dense: Path, tmp_path: Pat
         tensors[DENSE + "linear_attn.in_proj_z.weight"] = torch.zeros(256, 256, dtype=torch.bfloat16)
 
     problems = found(defective(dense, tmp_path, edit))
-    assert f"{DENSE}mlp.gate_proj.weight is packed but {DENSE}mlp.gate_proj.weight_scale is missing" in problems
-    assert (
-        f"{DENSE}mlp.up_proj.weight_scale are the scales of {DENSE}mlp.up_proj.weight, which is not there" in problems
-    )
-    both = f"{DENSE}mlp.down_proj.weight [256, 256] and {DENSE}mlp.down_proj.weight_scale [256, 15]"
-    assert f"{both} are not codes and scales of one weight" in problems
-    assert f"{DENSE}linear_attn.in_proj_z.weight has scales but is BF16, not packed" in problems
+    assert f"{DENSE}mlp.gate_proj.weight is packed, but its scales are missing" in problems
+    assert f"{DENSE}mlp.up_proj.weight_scale belongs to a weight that is not there" in problems
+    both = f"{DENSE}mlp.down_proj.weight [256, 256] with scales [256, 15]"
+    assert f"{both} are not codes [N, K/2] and scales [N, K/32] of one weight" in problems
+    assert f"{DENSE}linear_attn.in_proj_z.weight BF16 has scales but is not packed" in problems
 
 
 def test_scales_of_another_type_or_without_meaning(dense: Path, tmp_path: Path) -> None:
@@ -216,7 +211,7 @@ def test_scales_of_another_type_or_without_meaning(dense: Path, tmp_path: Path) 
         tensors[DENSE + "mlp.down_proj.weight_scale"][255, 15] = 255
 
     problems = found(defective(dense, tmp_path, edit))
-    assert f"{DENSE}mlp.up_proj.weight_scale is stored as F8_E8M0; vLLM reads scales right only as U8" in problems
+    assert any(what.startswith(f"{DENSE}mlp.up_proj.weight_scale: scales of type F8_E8M0 vLLM") for what in problems)
     assert f"{DENSE}mlp.down_proj.weight_scale holds scales that mean NaN" in problems
 
 
@@ -228,11 +223,13 @@ def test_a_config_that_does_not_name_what_is_unquantized(moe: Path, tmp_path: Pa
             e for e in config["exclude"] if "mtp.layers.0.mlp.experts" not in e and e != r"re:.*mtp\..*"
         ]
 
-    problems = found(defective(moe, tmp_path, config=forget_experts))
-    assert len(problems) == 12
-    assert (
-        "mtp.layers.0.mlp.experts.0.gate_proj is not quantized, but no exclude entry says so: vLLM builds it as MXFP4"
-    ) in problems
+    (problem,) = verify(defective(moe, tmp_path, config=forget_experts)).problems
+    assert problem.what.startswith(
+        "the MTP experts mtp.layers.0.mlp.experts.0.down_proj (and 11 more) are not quantized, but no exclude entry "
+        "says so"
+    )
+    assert len(problem.places) == 12
+    assert problem.rewritable
 
 
 def test_globs_and_patterns_that_match_nothing_in_vllm(moe: Path, tmp_path: Path) -> None:
@@ -247,17 +244,17 @@ def test_globs_and_patterns_that_match_nothing_in_vllm(moe: Path, tmp_path: Path
         ]
 
     problems = found(defective(moe, tmp_path, config=globs))
-    assert "the exclude entry '*mtp*' is a glob; vLLM matches exact names and re: patterns only" in problems
-    assert any(problem.startswith("mtp.fc is not quantized, but no exclude entry says so") for problem in problems)
-    assert any(problem.startswith("model.visual.blocks.0.attn.qkv is not quantized") for problem in problems)
+    assert problems[0].startswith("the exclude entries '*mtp*' (and 4 more) are globs, and match nothing")
+    for start in ("the MTP experts mtp.layers.0.mlp.experts.0.down_proj (and 11 more)", "mtp.", "model.visual.blocks."):
+        assert any(problem.startswith(start) and "no exclude entry says so" in problem for problem in problems)
 
 
 def test_a_config_that_calls_quantized_weights_unquantized(dense: Path, tmp_path: Path) -> None:
     entry = "language_model.model.layers.1.mlp.gate_proj"
     path = defective(dense, tmp_path, config=lambda config: config["exclude"].append(entry))
     assert found(path) == [
-        f"{DENSE}mlp.gate_proj is quantized, but exclude tells vLLM that {entry} is not",
-        f"{DENSE}mlp.gate_up_proj is quantized in part; vLLM merges it and refuses",
+        f"{DENSE}mlp.gate_proj is quantized, but exclude tells vLLM that it is not",
+        f"exclude names only a part of {DENSE}mlp.gate_up_proj; vLLM merges it and refuses",
     ]
 
 
@@ -273,7 +270,9 @@ def test_experts_silently_left_in_bf16(moe: Path, moe_source: Path, tmp_path: Pa
 
     problems = found(defective(moe, tmp_path, put_back))
     assert problems[0] == "quantization_config claims MXFP4, but no weight is quantized"
-    assert f"{EXPERTS}.0.down_proj is not quantized, but no exclude entry says so: vLLM builds it as MXFP4" in problems
+    assert problems[1].startswith(
+        "the routed experts model.language_model.layers.0.mlp.experts.0.down_proj (and 47 more)"
+    )
 
 
 def test_kinds_of_tensors_that_engines_do_not_load_packed(dense: Path, tmp_path: Path) -> None:
@@ -324,9 +323,11 @@ def test_files_that_engines_misread(dense_source: Path, tmp_path: Path) -> None:
     assert reseal_without[1].startswith("model.safetensors.index.json claims a total_size of 0, the tensors have")
     stale = shutil.copytree(convert(dense_source, tmp_path / "one"), tmp_path / "stale")
     shutil.copy(index, stale / index.name)
-    (problem,) = found(stale)
-    assert "model-00001-of" in problem
-    assert "is missing" in problem
+    problem = found(stale)[0]
+    assert problem.startswith("model.safetensors.index.json is of another checkpoint: it names model-00001-of-")
+    next(out.glob("model-00002-of-*")).unlink()
+    (problem,) = found(out)
+    assert re.search(r"model-00002-of-\d+\.safetensors is missing, and the index names it", problem)
 
 
 def test_shards_without_the_format_that_transformers_wants(dense: Path, tmp_path: Path) -> None:
@@ -334,7 +335,7 @@ def test_shards_without_the_format_that_transformers_wants(dense: Path, tmp_path
     rewrite(path, lambda tensors: None, {"made by": "hand"})
     reseal(path)
     assert found(path) == [
-        "model.safetensors lacks the metadata format: pt, and transformers refuses to load such a file"
+        "model.safetensors lacks the metadata format: pt, without which transformers refuses to load it"
     ]
 
 

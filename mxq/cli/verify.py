@@ -1,6 +1,7 @@
-"""``mxq verify``: is a converted checkpoint right?"""
+"""``mxq verify``: is a quantized checkpoint right?"""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,16 @@ from mxq.cli.tables import table
 from mxq.errors import MismatchError
 
 if TYPE_CHECKING:
-    from mxq.convert.structure import Report
+    from mxq.convert.findings import Report
 
 _EPILOG = """\b
-Checked: headers and index against the files; codes against scales;
-config.json against the tensors, quantization_config both ways and by the
-rules by which vLLM matches names; the sha256 of every file; with --against
+Checked, whoever made it: headers and index against the files; codes against
+scales, and scales and numbers for what they cannot be; config.json against
+the tensors, quantization_config both ways and by the rules by which vLLM
+matches names; what mxq made also by the sha256 of every file. With --against
 also that every tensor of the source is there, that what is not quantized is
-the same bytes, and that sampled rows quantize to the same codes and scales.
+the same bytes, and that sampled rows quantize to the same codes and scales;
+of another tool's checkpoint, by which scale rule, and how far off.
 
 \b
 Exit code 0: all is well; 3: something is wrong, and each problem is listed
@@ -48,7 +51,7 @@ Examples:
 @click.option("--seed", type=int, default=0, show_default=True, help="Which rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(directory: Path, against: str | None, rows: int, seed: int, as_json: bool) -> None:
-    """Check the converted checkpoint in DIRECTORY, against its source if given."""
+    """Check the quantized checkpoint in DIRECTORY, against its source if given."""
     from mxq.checkpoint import resolve
     from mxq.convert.verify import verify
 
@@ -67,11 +70,18 @@ def _show(report: "Report") -> None:
     from rich.console import Console
     from rich.text import Text
 
+    console = Console(markup=False, highlight=False)
     shown = table("check", "result", "covered")
     for check in report.checks:
         outcome = Text("ok", "green") if check.done else Text("not done", "yellow")
         result = Text(f"{len(check.problems)} wrong", "bold red") if check.problems else outcome
         shown.add_row(check.name, result, check.covered)
-    Console(markup=False).print(shown)
+    console.print(shown)
     for problem in report.problems:
-        click.echo(f"* {problem.what}\n  -> {problem.fix}")
+        for mark, text in (("* ", problem.what), ("  -> ", problem.fix)):
+            if console.is_terminal:
+                indent = " " * len(mark)
+                text = textwrap.fill(text, console.width, initial_indent=mark, subsequent_indent=indent)
+                click.echo(text)
+            else:  # whole, so that what it says is found
+                click.echo(mark + text)

@@ -1,13 +1,18 @@
-"""Does a converted checkpoint hold what it says, will engines read it so, and is it what its source becomes?"""
+"""Does a quantized checkpoint hold what it says, will engines read it so, and is it what its source becomes?
+
+Whoever made it: what mxq writes has a manifest, and is held against that too.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint import Checkpoint
 from mxq.convert import manifest, structure
-from mxq.convert.beside import MANIFEST
+from mxq.convert.beside import LAYERS, MANIFEST
 from mxq.convert.compare import compare
-from mxq.convert.structure import Problem, Report, scales_of
+from mxq.convert.findings import CONVERT_AGAIN, Problem, Report
+from mxq.convert.opening import Opened, open_checked
+from mxq.convert.values import check_values
 from mxq.errors import MxqError
 
 
@@ -15,7 +20,7 @@ def verify(path: Path, against: Path | None = None, *, rows: int = 16, seed: int
     """Check the checkpoint in ``path``.
 
     Args:
-        path: a converted checkpoint.
+        path: a quantized checkpoint, of mxq or another tool.
         against: its source. Kept tensors are compared whole, quantized ones by quantizing ``rows`` consecutive rows of
             every matrix again, at a place that ``seed`` decides.
         rows: see ``against``; 0 takes all.
@@ -26,36 +31,41 @@ def verify(path: Path, against: Path | None = None, *, rows: int = 16, seed: int
         MxqError: ``against`` is broken. All that is wrong with ``path`` is in the report.
     """
     report = Report()
-    checkpoint = structure.open_checked(path, report)
-    if checkpoint is None:
+    opened = open_checked(path, report)
+    if opened is None:
         return report
-    structure.check(checkpoint, report)
-    report.add("scales", *_scale_bytes(checkpoint))
-    report.add("manifest", *_manifest(checkpoint))
-    if against is not None and report.problems:
+    claims = structure.check(opened, report)
+    check_values(opened.checkpoint, report)
+    _check_manifest(opened, report)
+    if against is None:
+        return report
+    if claims is None or not all(problem.rewritable for problem in report.problems):
         report.skip("source", "not compared, because of the problems above")
-    elif against is not None:
-        compare(checkpoint, Checkpoint.open(against), report, rows=rows, seed=seed)
+    else:
+        compare(opened.checkpoint, Checkpoint.open(against), claims, report, rows=rows, seed=seed)
     return report
 
 
-def _scale_bytes(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
-    problems, count = [], 0
-    for name in scales_of(checkpoint):
-        for chunk in checkpoint.read_bytes(name, 16 << 20):
-            count += len(chunk)
-            if (chunk == 255).any():
-                problems.append(Problem(f"{name} holds scales that mean NaN", "the source held NaN or infinity"))
-                break
-    return f"{count} scales, none of them NaN", problems
-
-
-def _manifest(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
-    covered = "sha256 of every file"
+def _check_manifest(opened: Opened, report: Report) -> None:
+    path = opened.checkpoint.path
     try:
-        content = manifest.read(checkpoint.path)
-        if content is None:
-            return covered, [Problem(f"there is no {MANIFEST}: it was not made by mxq, or not completely")]
+        content = manifest.read(path)
+    except MxqError as error:
+        report.add("manifest", "sha256 of every file", [Problem(error.message, error.hint or CONVERT_AGAIN)])
+        return
+    if content is not None:
+        report.add("manifest", *_manifest(opened, content))
+    elif (path / LAYERS).exists():
+        what = f"there is {LAYERS}, which mxq writes, but no {MANIFEST}: it is not complete"
+        report.add("manifest", "sha256 of every file", [Problem(what)])
+    else:
+        report.skip("manifest", f"another tool made it: without {MANIFEST} no checksum tells whether a byte changed")
+
+
+def _manifest(opened: Opened, content: dict[str, Any]) -> tuple[str, list[Problem]]:
+    covered = "sha256 of every file"
+    checkpoint = opened.checkpoint
+    try:
         files, tensors = dict(content["files"]), dict(content["tensors"])
         if not isinstance(content["source"]["fingerprint"], str):
             raise TypeError("the source's fingerprint is no text")
@@ -66,8 +76,6 @@ def _manifest(checkpoint: Checkpoint) -> tuple[str, list[Problem]]:
             expected = entry and [entry["dtype"], entry["shape"], entry["file"]]
             if actual != expected:
                 problems.append(Problem(f"tensor {name} is {actual}, in {MANIFEST} {expected}"))
-    except MxqError as error:
-        return covered, [Problem(error.message, error.hint or "convert it again")]
     except KeyError as error:
         return covered, [Problem(f"{MANIFEST} is malformed: it lacks {error}")]
     except (TypeError, ValueError, AttributeError) as error:

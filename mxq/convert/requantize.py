@@ -1,0 +1,231 @@
+"""Codes and scales against the source: are they what its weights round to, by which rule, and how far off are they?
+
+mxq's own checkpoints must be what their rule makes of the source, bit for bit. Other tools' rules are mostly unknown,
+so three questions are asked of every sampled block, with -0 taken for 0 and any scale for a block of zeros:
+
+* Is it rounded: are its codes those of the source under the scale that is stored, and is that scale one that a rule
+  could have chosen? GPTQ, AutoRound and the like choose codes otherwise; plain tools round every block, so that among
+  nine that are rounded a tenth that is not is damage.
+* Which of :data:`mxq.formats.rules.RULES` reproduces scale and codes?
+* What is the signal to noise ratio (SQNR) of the matrix's sample? Gaussian weights have 19.0 dB with ``even`` and
+  17.3 dB with ``ceil``. :data:`FLOOR_DB` is 10 dB: of what goes wrong with layouts the mildest, scales of half their
+  size, cannot have more than 6.02 dB (every value halved), swapped halves or matrices have -3 dB; and no rounded block
+  has less than 8.1 dB with ``even``: at worst 31 elements are a quarter of the scale and vanish beside one of 3.5.
+"""
+
+import hashlib
+import math
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+
+from mxq.checkpoint import Checkpoint
+from mxq.convert.findings import Problem, about
+from mxq.convert.misread import diagnose
+from mxq.convert.structure import Module, modules
+from mxq.errors import MxqError
+from mxq.formats import elements, mxfp4
+from mxq.formats.rules import RULES
+from mxq.progress import progress
+
+FLOOR_DB = 10.0
+"""Lowest SQNR of a matrix that was quantized to MXFP4 and is read right."""
+
+_PLAIN = 0.9  # share of rounded blocks from which a tool is taken to round
+_ROWS_AT_ONCE = 1024
+_RULE_ROWS = 64  # of a matrix's sample: to find the rule
+_DIAGNOSED = 16  # matrices: most defects are the same all over
+
+
+@dataclass
+class _Sample:
+    """What the sampled rows of one matrix show."""
+
+    rows: int = 0
+    blocks: int = 0
+    unrounded: int = 0
+    first_row: int | None = None  # whose bytes the stated rule does not make; without one, that is not rounded
+    not_finite: bool = False
+    signal: float = 0.0
+    noise: float = 0.0
+    reproduced: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
+    compared: int = 0
+
+    @property
+    def sqnr_db(self) -> float:
+        """Of the sample; infinite without noise, minus infinity where zeros became something."""
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+
+def requantize(
+    checkpoint: Checkpoint, source: Checkpoint, rule: str | None, *, strict: bool, rows: int, seed: int
+) -> tuple[str, list[Problem]]:
+    """Hold codes and scales against the source; return what was covered, and what is wrong.
+
+    Args:
+        checkpoint: packed weights by Quark's names.
+        source: what it was made from; every packed module is there, in its shape.
+        rule: the scale rule that the config states.
+        strict: mxq made it: every byte must be the rule's.
+        rows: consecutive rows of every matrix to look at; 0 for all.
+        seed: decides which.
+    """
+    ours, theirs = modules(checkpoint), modules(source)
+    packed = {name: module for name, module in ours.items() if module.scale}
+    samples: dict[str, _Sample] = {}
+    with progress("quantizing again", len(packed), "matrices") as advance:
+        for name, module in packed.items():
+            span = _span(name, module.piece.stop - module.piece.start, rows, seed)
+            try:
+                samples[name] = _look(checkpoint, source, module, theirs[name], span, rule, strict)
+            except (MxqError, ValueError, TypeError) as error:
+                return "codes", [Problem(f"{name} cannot be quantized again: {error}")]
+            advance(1)
+    low = [name for name, sample in samples.items() if not sample.not_finite and sample.sqnr_db < FLOOR_DB]
+    problems = about(
+        [name for name, sample in samples.items() if sample.not_finite],
+        "{} holds NaN or infinity in the source, which MXFP4 cannot: here they became numbers",
+        "the source is damaged: get it again, and convert it again",
+    )
+    problems += _explained(checkpoint, source, ours, theirs, low, samples)
+    healthy = {name: sample for name, sample in samples.items() if name not in set(low) and not sample.not_finite}
+    blocks = sum(sample.blocks for sample in healthy.values())
+    rounded = blocks - sum(sample.unrounded for sample in healthy.values())
+    if strict or (blocks and rounded >= _PLAIN * blocks):
+        problems += about(
+            [f"{name} row {sample.first_row}" for name, sample in healthy.items() if sample.first_row is not None],
+            "{} is not what the source's row quantizes to",
+        )
+    done = sum(sample.rows for sample in samples.values())
+    covered = f"{done} {'all' if rows == 0 else 'sampled'} rows of {len(packed)} matrices quantized again"
+    if not strict and blocks:
+        covered += f"; {_rule_found(list(healthy.values()), rounded / blocks)}"
+    if healthy:
+        worst = min(healthy, key=lambda name: healthy[name].sqnr_db)
+        covered += f"; SQNR from {healthy[worst].sqnr_db:.1f} dB ({worst})"
+    return covered, problems
+
+
+def _span(name: str, count: int, rows: int, seed: int) -> tuple[int, int]:
+    if rows == 0 or rows >= count:
+        return 0, count
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    start = random.Random(digest).randrange(count - rows + 1)
+    return start, start + rows
+
+
+def _look(
+    checkpoint: Checkpoint,
+    source: Checkpoint,
+    ours: Module,
+    theirs: Module,
+    span: tuple[int, int],
+    rule: str | None,
+    strict: bool,
+) -> _Sample:
+    assert ours.scale is not None
+    sample = _Sample(rows=span[1] - span[0])
+    for start in range(*span, _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, span[1])
+        x = source.read_rows(theirs.piece.tensor, theirs.piece.start + start, theirs.piece.start + stop)
+        first, last = ours.piece.start + start, ours.piece.start + stop
+        packed, scale = (
+            checkpoint.read_rows(ours.piece.tensor, first, last),
+            checkpoint.read_rows(ours.scale, first, last),
+        )
+        if not torch.isfinite(x).all():
+            sample.not_finite = True
+            continue
+        sample.signal += _energy(x.float())
+        sample.noise += _energy(x.float() - mxfp4.dequantize(packed, scale, torch.float32))
+        if strict:
+            assert rule is not None
+            codes, bytes_ = mxfp4.quantize(x, rule)
+            wrong = (codes != packed).any(dim=-1) | (bytes_ != scale).any(dim=-1)
+        else:
+            unrounded = ~_rounded(x, packed, scale)
+            sample.unrounded += int(unrounded.sum())
+            wrong = unrounded.any(dim=-1)
+            _try_rules(sample, x, packed, scale)
+        sample.blocks += scale.numel()
+        if sample.first_row is None and wrong.any():
+            sample.first_row = start + int(wrong.nonzero()[0])
+    return sample
+
+
+def _blocks(packed: torch.Tensor) -> torch.Tensor:
+    """Return codes [n, K/32, 32] of packed [n, K/2], -0 as 0."""
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).view(packed.shape[0], -1, mxfp4.BLOCK)
+    return torch.where(codes == 8, 0, codes)
+
+
+def _rounded(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Tell for each block [n, K/32] whether its codes are those of ``x`` under its scale, and the scale is a rule's."""
+    blocks = x.float().view(*scale.shape, mxfp4.BLOCK).double()
+    y = blocks / mxfp4.scale_values(scale).double().unsqueeze(-1)
+    codes = elements.encode(y.clamp(-8, 8).float(), signed_zero=False).to(torch.uint8)
+    same = (codes == _blocks(packed)).all(dim=-1)
+    largest = y.abs().amax(dim=-1)
+    # Rules put a block's largest element between 2 and 8 of its scale, those that search for one further up to 16.
+    return same & ((largest == 0) | (largest > 1) & (largest <= 16) | (scale <= 1))
+
+
+def _try_rules(sample: _Sample, x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> None:
+    """Count the blocks that each rule makes as they are stored."""
+    left = _RULE_ROWS - sample.compared // max(1, scale.shape[-1])
+    if left <= 0:
+        return
+    x, packed, scale = x[:left], packed[:left], scale[:left]
+    codes = _blocks(packed)
+    for rule in RULES:
+        made, bytes_ = mxfp4.quantize(x, rule)
+        again = _blocks(made)
+        zero = (again == 0).all(dim=-1)
+        same = (again == codes).all(dim=-1) & ((bytes_ == scale) | zero)
+        sample.reproduced[rule] += int(same.sum())
+    sample.compared += scale.numel()
+
+
+def _rule_found(samples: list[_Sample], rounded: float) -> str:
+    total = sum(sample.compared for sample in samples)
+    counts = {rule: sum(sample.reproduced[rule] for sample in samples) for rule in RULES}
+    best = max(counts, key=lambda rule: counts[rule])
+    share = counts[best] / total if total else 0.0
+    if rounded < _PLAIN:
+        return f"codes are tuned, not rounded (best rule: {best}, {share:.1%} of blocks)"
+    return f"the scale rule {best} makes {share:.2%} of the blocks"
+
+
+def _explained(
+    checkpoint: Checkpoint,
+    source: Checkpoint,
+    ours: dict[str, Module],
+    theirs: dict[str, Module],
+    low: list[str],
+    samples: dict[str, _Sample],
+) -> list[Problem]:
+    """Name what is wrong with matrices of too low an SQNR, as far as something that explains it can be found."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for number, name in enumerate(low):
+        cause = diagnose(checkpoint, source, ours, theirs, name, FLOOR_DB) if number < _DIAGNOSED else None
+        found[cause or ""].append(name)
+    if len(found) == 2 and "" in found and len(low) > _DIAGNOSED:  # all that were looked into have the same
+        (cause,) = (key for key in found if key)
+        found = defaultdict(list, {cause: low})
+    return [
+        problem
+        for cause, names in found.items()
+        for problem in about(
+            [f"{name} ({samples[name].sqnr_db:.1f} dB)" for name in names],
+            f"{{}}: {cause}" if cause else f"{{}} is not the source's weight: MXFP4 has more than {FLOOR_DB:.0f} dB",
+            "convert it again, with a tool that writes them as they come" if cause else "convert it again",
+        )
+    ]
+
+
+def _energy(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
