@@ -126,9 +126,8 @@ def expected_measures(x: torch.Tensor, rule: str) -> cpu.Measures:
 def assert_measures(got: cpu.Measures, expected: cpu.Measures) -> None:
     for name in ("saturated", "zero_blocks", "lowest", "highest", "bad_blocks", "first_bad_row"):
         assert getattr(got, name) == getattr(expected, name), name
-    # A sum over a block is in single precision, its errors in both directions.
-    assert math.isclose(got.signal, expected.signal, rel_tol=1e-6)
-    assert math.isclose(got.noise, expected.noise, rel_tol=1e-6)
+    assert math.isclose(got.signal, expected.signal, rel_tol=1e-12)
+    assert math.isclose(got.noise, expected.noise, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("rule", RULES)

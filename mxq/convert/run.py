@@ -19,11 +19,11 @@ from mxq.convert.plan import Group, Plan
 from mxq.convert.staging import staged
 from mxq.errors import MxqError
 from mxq.files import write_json
-from mxq.formats import mxfp4
+from mxq.formats import cpu
 from mxq.models.qwen35 import Piece
 from mxq.progress import Advance, note, progress
 
-_ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk and what is computed from it to stay in the processor's cache
+_ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk to stay in the processor's cache from reading to writing
 _BYTES_AT_ONCE = 16 << 20
 
 
@@ -100,12 +100,12 @@ def _quantize(plan: Plan, piece: Piece, group: Group, writer: ShardWriter, advan
     meter = ErrorMeter()
     for start in range(piece.start, piece.stop, rows):
         x = plan.source.read_rows(piece.tensor, start, min(start + rows, piece.stop))
-        packed, scale = mxfp4.quantize(x, plan.recipe.scale_rule)
-        if (scale == 255).any():
+        packed, scale, measures = cpu.quantize_measured(x, plan.recipe.scale_rule, threads=torch.get_num_threads())
+        if measures.bad_blocks:
             raise _not_finite(plan.source, piece)
         writer.append(weight.name, packed)
         writer.append(scales.name, scale)
-        meter.add(x, packed, scale)
+        meter.add(measures, x.numel())
         advance(x.nbytes)
     return {
         "module": piece.module,
