@@ -100,3 +100,10 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = set(result.stdout.splitlines()[-1].split())
     assert "click" in loaded
     assert not loaded & HEAVY
+
+
+def test_a_plan_is_made_without_torch() -> None:
+    """It takes longer to import than the largest model takes to plan."""
+    code = f"import sys, mxq.convert.plan; print(*({HEAVY!r} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded.split() == []

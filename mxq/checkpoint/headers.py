@@ -7,32 +7,55 @@ the file) and those that keep a header from doing harm (size, depth, duplicate n
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mxq.errors import MxqError
 
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F64": torch.float64,
+if TYPE_CHECKING:
+    import torch
+
+_TYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "I16": ("int16", 2),
+    "U16": ("uint16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "I32": ("int32", 4),
+    "U32": ("uint32", 4),
+    "F32": ("float32", 4),
+    "I64": ("int64", 8),
+    "U64": ("uint64", 8),
+    "F64": ("float64", 8),
 }
+SIZES = {name: size for name, (_, size) in _TYPES.items()}
+"""Type names of safetensors -> bytes of an element."""
+
+
+class _TorchTypes(Mapping[str, "torch.dtype"]):
+    """Imports torch when a type is asked for: headers alone are read without, in a tenth of the time."""
+
+    def __getitem__(self, name: str) -> "torch.dtype":
+        import torch
+
+        found: torch.dtype = getattr(torch, _TYPES[name][0])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_TYPES)
+
+    def __len__(self) -> int:
+        return len(_TYPES)
+
+
+DTYPES = _TorchTypes()
 """Type names of safetensors -> torch."""
 
 MAX_HEADER = 100_000_000
@@ -58,7 +81,7 @@ class TensorInfo:
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Return the size in bytes of a tensor of a safetensors type."""
-    return math.prod(shape) * DTYPES[dtype].itemsize
+    return math.prod(shape) * SIZES[dtype]
 
 
 def read_header(file: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:

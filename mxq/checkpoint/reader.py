@@ -7,13 +7,14 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from mxq.checkpoint.headers import DTYPES, TensorInfo, header_length, parse_header, parse_json, read_header
+from mxq.checkpoint.headers import DTYPES, SIZES, TensorInfo, header_length, parse_header, parse_json, read_header
 from mxq.checkpoint.quantization import QuantizationConfig
 from mxq.errors import MxqError, UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -90,7 +91,7 @@ class Checkpoint:
         """
         return QuantizationConfig.of(self.config, where=str(self.path))
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> "torch.Tensor":
         """Return a tensor's values, in memory of their own.
 
         Raises:
@@ -100,7 +101,7 @@ class Checkpoint:
         buffer = self._bytes(tensor, tensor.start, tensor.nbytes)
         return buffer.view(DTYPES[tensor.dtype]).view(tensor.shape)
 
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+    def read_rows(self, name: str, start: int, stop: int) -> "torch.Tensor":
         """Return rows ``start`` to ``stop`` of a tensor seen as a matrix [rows, K] of its last axis, and only those.
 
         Raises:
@@ -111,11 +112,11 @@ class Checkpoint:
         columns = tensor.shape[-1]
         if not 0 <= start <= stop <= math.prod(tensor.shape[:-1]):
             raise IndexError(f"{name} {list(tensor.shape)} has no rows {start} to {stop}")
-        row_bytes = columns * DTYPES[tensor.dtype].itemsize
+        row_bytes = columns * SIZES[tensor.dtype]
         buffer = self._bytes(tensor, tensor.start + start * row_bytes, (stop - start) * row_bytes)
         return buffer.view(DTYPES[tensor.dtype]).view(stop - start, columns)
 
-    def read_bytes(self, name: str, chunk: int) -> Iterator[torch.Tensor]:
+    def read_bytes(self, name: str, chunk: int) -> "Iterator[torch.Tensor]":
         """Yield a tensor's bytes (uint8), at most ``chunk`` at a time."""
         tensor = self.info(name)
         for start in range(tensor.start, tensor.end, chunk):
@@ -128,7 +129,9 @@ class Checkpoint:
         except KeyError:
             raise MxqError(f"{self.path} holds no tensor {name}") from None
 
-    def _bytes(self, tensor: TensorInfo, start: int, count: int) -> torch.Tensor:
+    def _bytes(self, tensor: TensorInfo, start: int, count: int) -> "torch.Tensor":
+        import torch
+
         buffer = torch.empty(count, dtype=torch.uint8)
         if tensor.file.name in self._elsewhere:
             buffer.numpy().data[:] = self._elsewhere[tensor.file.name].read(start, count)
@@ -242,7 +245,7 @@ def _check_index(index: Path, weight_map: dict[str, str], tensors: dict[str, Ten
             )
 
 
-def _read_into(file: Path, start: int, buffer: torch.Tensor) -> None:
+def _read_into(file: Path, start: int, buffer: "torch.Tensor") -> None:
     """Fill ``buffer`` (uint8). Plain reads, not a mapping: a file cut short meanwhile is an error and not a crash."""
     view = buffer.numpy().data
     try:

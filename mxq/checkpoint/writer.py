@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from mxq.checkpoint.headers import DTYPES, nbytes
+from mxq.checkpoint.headers import SIZES, nbytes
 from mxq.checkpoint.reader import SINGLE
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def layout(groups: Iterable[Sequence[TensorSpec]], max_shard_size: int) -> list[
     count = len(files)
     names = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     return [
-        Shard(name, tuple(sorted(file, key=lambda group: -DTYPES[group[0].dtype].itemsize)))
+        Shard(name, tuple(sorted(file, key=lambda group: -SIZES[group[0].dtype])))
         for name, file in zip(names, files, strict=True)
     ]
 
@@ -101,8 +102,10 @@ class ShardWriter:
         self._descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._put(0, memoryview(len(text).to_bytes(8, "little") + text))
 
-    def append(self, name: str, values: torch.Tensor) -> None:
+    def append(self, name: str, values: "torch.Tensor") -> None:
         """Write the next bytes of tensor ``name``."""
+        import torch
+
         view = values.contiguous().view(-1).view(torch.uint8).numpy().data
         start = self._next[name]
         if start + len(view) > self._end[name]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import UsageError
-from mxq.formats.mxfp4 import BLOCK
+from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
 

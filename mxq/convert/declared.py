@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from mxq.checkpoint import Checkpoint
 from mxq.models import qwen35
 
@@ -32,6 +30,8 @@ def _tied(checkpoint: Checkpoint) -> Iterator[str]:
         return
     a, b = checkpoint.tensors[embedding], checkpoint.tensors["lm_head.weight"]
     if (a.dtype, a.shape) == (b.dtype, b.shape):
+        import torch
+
         chunks = (checkpoint.read_bytes(tensor.name, _BYTES_AT_ONCE) for tensor in (a, b))
         if all(torch.equal(*pair) for pair in zip(*chunks, strict=True)):
             return

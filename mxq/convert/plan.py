@@ -16,7 +16,7 @@ from mxq.convert.decide import base_name
 from mxq.convert.declared import contradictions
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import MxqError, UsageError
-from mxq.formats.mxfp4 import BLOCK
+from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
 

@@ -34,14 +34,11 @@ import torch
 from torch import Tensor
 
 from mxq.formats import elements
-from mxq.formats.rules import scale_rule
+from mxq.formats.rules import BLOCK, scale_rule
 from mxq.formats.scales import reciprocal, scale_bits
 from mxq.formats.scales import values as scale_values
 
 __all__ = ["BLOCK", "dequantize", "fake_quantize", "quantize", "scale_values"]
-
-BLOCK = 32
-"""Elements that share one scale."""
 
 _SMALLEST_BYTE = 1
 

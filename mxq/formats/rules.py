@@ -41,6 +41,9 @@ All rules keep a scale in [2^-126, 2^126]: see :mod:`mxq.formats.mxfp4` for the 
 
 from dataclasses import dataclass
 
+BLOCK = 32
+"""Elements that share one scale."""
+
 
 @dataclass(frozen=True)
 class ScaleRule:
