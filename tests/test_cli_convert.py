@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import foreign
 import pytest
-from checkpoints import rewrite, sparse_copy, wide_copy
+from checkpoints import edit_json, rewrite, sparse_copy, wide_copy
 from click.testing import CliRunner, Result
 
 from mxq.cli import main
@@ -119,6 +121,51 @@ def test_verification_that_fails_lists_every_problem_and_exits_with_3(dense_sour
     assert result.stderr.splitlines()[-2:] == [f"error: {out} has 1 problem", "  -> convert it again"]
     report = json.loads(mxq("verify", out, "--json", code=3).stdout)
     assert report["ok"] is False
+
+
+def foreign_defect(source: Path, tmp_path: Path) -> Path:
+    """Another tool's checkpoint whose list of what is not quantized lacks the MTP head and names globs."""
+    mxq("quantize", source, tmp_path / "ours")
+    path = foreign.quark(tmp_path / "ours", tmp_path / "theirs")
+
+    def edit(config: Any) -> None:
+        entries = config["quantization_config"]["exclude"]
+        entries[:] = [entry for entry in entries if "mtp" not in entry] + ["*mtp*"]
+
+    edit_json(path / "config.json", edit)
+    return path
+
+
+def test_another_tools_checkpoint_is_judged_and_put_right(moe_source: Path, tmp_path: Path) -> None:
+    path, out = foreign_defect(moe_source, tmp_path), tmp_path / "right"
+    judged = mxq("verify", path, "--against", moe_source, code=3)
+    assert "* the exclude entry '*mtp*' is a glob, and matches nothing" in judged.stdout
+    assert "without mxq_manifest.json no checksum" in " ".join(judged.stdout.split())
+    assert judged.stderr.splitlines()[-1] == f"  -> mxq verify {path} --fix OUT writes a copy without"
+    put_right = mxq("verify", path, "--against", moe_source, "--fix", out)
+    assert put_right.stdout.splitlines()[-1].startswith(f"{out} is verified and has none of these problems: exclude ")
+    assert mxq("verify", out, "--against", moe_source).stdout.count(" ok ") == 9  # and the manifest "not done"
+    shutil.rmtree(out)
+    report = json.loads(mxq("verify", path, "--json", "--fix", out).stdout)
+    assert report["ok"] is False
+    assert report["fixed"].startswith("exclude written anew")
+    problem = report["checks"][2]["problems"][1]
+    assert problem["rewritable"] is True
+    assert len(problem["places"]) == 12
+    refused = mxq("verify", out, "--json", "--fix", tmp_path / "again", code=2)
+    assert json.loads(refused.stdout) | {"checks": []} == {"ok": True, "checks": [], "fixed": None}
+    assert "there is nothing to fix" in refused.stderr
+
+
+def test_problems_fit_a_terminal_of_80_columns(
+    moe_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = foreign_defect(moe_source, tmp_path)
+    for name, value in (("COLUMNS", "80"), ("TERM", "dumb"), ("FORCE_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", mxq("verify", path, code=3).stdout).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("* ") for line in lines) == sum(line.startswith("  -> ") for line in lines) == 3
 
 
 def test_models_that_are_none(dense_source: Path, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@
 
 From vllm/model_executor/layers/quantization/quark/utils.py (should_ignore_layer), .../utils/config_utils.py
 (find_matching_patterns, is_equal_or_regex_match), vllm/model_executor/models/utils.py (WeightsMapper: prefixes), and
-the mappings of qwen3_vl.py, qwen3_5.py and qwen3_5_mtp.py.
+the mappings of qwen3_vl.py, qwen3_5.py and qwen3_5_mtp.py. For compressed-tensors .../compressed_tensors/utils.py
+(should_ignore_layer) and .../compressed_tensors_moe.py (get_moe_method), for AutoRound .../inc/config_parser.py.
 """
 
 import re
+from typing import Any
 
 PACKED_MODULES = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -75,3 +77,75 @@ def quantized(exclude: list[str], module: str, renames: dict[str, str]) -> bool:
     """Whether vLLM builds ``module`` (its own name, fused modules by their fused name) as quantized."""
     experts = module.endswith(".experts")
     return not should_ignore_layer(module, apply_list(exclude, renames), PACKED_MODULES, check_children=experts)
+
+
+def compressed_tensors_ignores(layer_name: str, ignore: list[str]) -> bool:
+    proj_name = layer_name.split(".")[-1]
+    if proj_name in PACKED_MODULES and layer_name not in ignore:
+        shards = [layer_name.replace(proj_name, shard) for shard in PACKED_MODULES[proj_name]]
+        states = [any(is_equal_or_regex_match(shard, target) for target in ignore) for shard in shards]
+        if len(set(states)) > 1:
+            raise ValueError(f"Found a different quantization schemes for {PACKED_MODULES[proj_name]} in {layer_name}.")
+        return states[0]
+    return any(is_equal_or_regex_match(layer_name, target) for target in ignore)
+
+
+def compressed_tensors_quantized(ignore: list[str], module: str, renames: dict[str, str]) -> bool:
+    """As :func:`quantized`, by a config of compressed-tensors whose one group targets Linear."""
+    ignore = apply_list(ignore, renames)
+    if not module.endswith(".experts"):
+        return not compressed_tensors_ignores(module, ignore)
+    states = [
+        compressed_tensors_ignores(f"{module}.0.{name}", ignore) for name in ("gate_proj", "up_proj", "down_proj")
+    ]
+    if len(set(states)) > 1:
+        raise ValueError("All MoE projections need to have same quantization scheme but found multiple")
+    return not states[0]
+
+
+def autoround_quantized(
+    extra_config: dict[str, dict[str, Any]], blocks: list[str], module: str, renames: dict[str, str]
+) -> bool:
+    """As :func:`quantized`, by a config of AutoRound whose other layers have 4 bits."""
+    extra = dict(zip(apply_list(list(extra_config), renames), extra_config.values(), strict=True))
+    blocks = apply_list(blocks, renames)
+
+    def configured(name: str) -> bool:
+        return name in extra or any(_is_pattern(key) and re.search(key, name) is not None for key in extra)
+
+    def bits(name: str, quantized: bool) -> int:
+        if name in extra:
+            return extra[name].get("bits", 4 if quantized else 16)
+        for pattern, layer in extra.items():
+            if _is_pattern(pattern) and re.search(pattern, name) is not None:
+                return layer.get("bits", 4 if quantized else 16)
+        return 4 if quantized else 16
+
+    for name in extra:
+        if name in (module, f"model.{module}") and extra[name].get("bits", 16) >= 16:
+            return False
+    if module in extra:
+        return bits(module, True) < 16
+    default = not module.endswith("lm_head")
+    if blocks:
+        default = any(module.startswith(name) for name in blocks)
+    if module.endswith(".experts"):
+        states = {bits(name, default) for name in extra if name.startswith(module)}
+        if len(states) > 1:
+            raise ValueError(f"Fused MoE layer {module!r} requires consistent quant config for all sub-layers")
+        if states:
+            return states.pop() < 16
+    for fused, parts in PACKED_MODULES.items():
+        if module.count(fused) == 1:
+            names = [module.replace(fused, part) for part in parts]
+            if not any(configured(name) for name in names):
+                continue
+            states = {bits(name, default) for name in names}
+            if len(states) > 1:
+                raise ValueError(f"Fused module {module!r} requires consistent quant config for {names}")
+            return states.pop() < 16
+    return bits(module, default) < 16
+
+
+def _is_pattern(key: str) -> bool:
+    return any(character in "*+?^$()[]{}|\\" for character in key)

@@ -30,7 +30,7 @@ with what to do.
 Examples:
   mxq verify ./dense-mxfp4 --against testbed:dense
   mxq verify ./out --against ./Qwen3.5-27B --rows 0
-  mxq verify ./downloaded --json
+  mxq verify ./downloaded --fix ./right
 """
 
 
@@ -49,21 +49,40 @@ Examples:
     help="Rows of every matrix that are quantized again; 0 is all of them.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Which rows.")
+@click.option(
+    "--fix",
+    "out",
+    metavar="OUT",
+    type=click.Path(path_type=Path),
+    help="Write a copy to OUT in which config, index and headers are right. Problems of weights it refuses.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(directory: Path, against: str | None, rows: int, seed: int, as_json: bool) -> None:
+def command(directory: Path, against: str | None, rows: int, seed: int, out: Path | None, as_json: bool) -> None:
     """Check the quantized checkpoint in DIRECTORY, against its source if given."""
     from mxq.checkpoint import resolve
     from mxq.convert.verify import verify
 
     source = None if against is None else resolve(against)
     report = verify(directory, source, rows=rows, seed=seed)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
+    if not as_json:
         _show(report)
-    if report.problems:
+    done = None
+    try:
+        if out is not None:
+            from mxq.convert.fix import fix
+
+            done = fix(directory, out, report, source, rows=rows, seed=seed)
+    finally:
+        if as_json:
+            click.echo(json.dumps(report.as_dict() | ({} if out is None else {"fixed": done}), indent=2))
+    if done is not None and not as_json:
+        click.echo(f"{out} is verified and has none of these problems: {done}")
+    if report.problems and done is None:
         count = len(report.problems)
-        raise MismatchError(f"{directory} has {count} problem{'s' if count > 1 else ''}", report.problems[0].fix)
+        what = f"{directory} has {count} problem{'s' if count > 1 else ''}"
+        if all(problem.rewritable for problem in report.problems):
+            raise MismatchError(what, f"mxq verify {directory} --fix OUT writes a copy without")
+        raise MismatchError(what, next(problem.fix for problem in report.problems if not problem.rewritable))
 
 
 def _show(report: "Report") -> None:

@@ -21,6 +21,7 @@ from mxq.models import qwen35
 
 CT_FORMAT = "mxfp4-pack-quantized"
 _CT_WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+_EXPERT_CLASSES = ("RoutedExperts", "FusedMoE")  # vLLM's, which targets may name as they name Linear
 _AUTOROUND = {"bits": 4, "data_type": "mx_fp", "group_size": 32, "packing_format": "auto_round:llm_compressor"}
 _SPECIAL = set("*+?^$()[]{}|\\")
 _HINT = "mxq judges MXFP4 (fp4, groups of 32, e8m0 scales) as Quark, compressed-tensors and AutoRound write it"
@@ -143,8 +144,9 @@ class CompressedTensors:
         fused, name = qwen35.fused_module(module), qwen35.engine_name(module)
         if self.ignored.matches(name) or (fused is not None and qwen35.engine_name(fused) in self.ignored.names):
             return False
+        kinds = {"Linear"} if block is None else {"Linear", *_EXPERT_CLASSES}
         whole = fused is not None and self.targeted.matches(qwen35.engine_name(fused))
-        return "Linear" in self.targeted.names or whole or self.targeted.matches(name)
+        return bool(kinds & self.targeted.names) or whole or self.targeted.matches(name)
 
 
 @dataclass(frozen=True)
@@ -189,19 +191,21 @@ class AutoRound:
         """Tell whether vLLM takes a module of the checkpoint to be MXFP4."""
         block, fused = qwen35.experts_module(module), qwen35.fused_module(module)
         name = qwen35.engine_name(block or module)
-        if fused is not None and qwen35.engine_name(fused) in self.bits:
-            return self.bits[qwen35.engine_name(fused)] < 16
+        if fused is not None:
+            whole = qwen35.engine_name(fused)
+            prefix, _, last = whole.rpartition(".")
+            if whole in self.bits or not any(self._set(f"{prefix}.{part}") for part in qwen35.FUSED[last]):
+                name = whole
         default = not name.endswith("lm_head") and (not self.blocks or name.startswith(self.blocks))
         parts = [] if block is None else [key for key in self.bits if key.startswith(name)]
-        return self._bits(parts[0] if parts else name, default) < 16
+        bits = self._set(parts[0] if parts else name)
+        return default if bits is None else bits < 16
 
-    def _bits(self, name: str, default: bool) -> int:
+    def _set(self, name: str) -> int | None:
+        """Return the bits that extra_config gives a name of vLLM's, None if it gives none."""
         if name in self.bits:
             return self.bits[name]
-        for pattern, bits in self.patterns.items():
-            if pattern.search(name):
-                return bits
-        return 4 if default else 16
+        return next((bits for pattern, bits in self.patterns.items() if pattern.search(name)), None)
 
 
 def _get(table: Any, key: str) -> Any:

@@ -15,6 +15,7 @@ from mxq.formats import mxfp4
 from mxq.models import qwen35
 
 _ROWS = 256  # enough to know a matrix again, and whole tiles of AITER's layouts
+_BETTER_DB = 3.0  # what an explanation has to gain
 _BIAS = 127
 _SHIFTS = (1, -1, 2, -2, 3, -3, _BIAS, -_BIAS)
 
@@ -27,18 +28,27 @@ def diagnose(
     name: str,
     floor_db: float,
 ) -> str | None:
-    """Return in words what is wrong with a packed module whose SQNR is below ``floor_db``; None if nothing explains it.
+    """Return in words what is wrong with a packed module that is not like its source; None if nothing explains it.
+
+    Args:
+        checkpoint: what it is in.
+        source: what it was made from.
+        ours: modules of ``checkpoint``.
+        theirs: modules of ``source``.
+        name: the module.
+        floor_db: the SQNR from which two matrices are alike.
 
     Raises:
         MxqError: one of the two cannot be read.
     """
     x = _read(source, theirs[name])
     packed, scale = _packed(checkpoint, ours[name])
-    for cause, codes, bytes_ in _undone(packed, scale):
-        if _sqnr(x, codes, bytes_) >= floor_db:
-            return cause
-    if x.shape[0] == x.shape[1] and _sqnr(x.T.contiguous(), packed, scale) >= floor_db:
-        return "it is transposed"
+    found = [(_sqnr(x, codes, bytes_), cause) for cause, codes, bytes_ in _undone(packed, scale)]
+    if x.shape[0] == x.shape[1]:
+        found.append((_sqnr(x.T.contiguous(), packed, scale), "it is transposed"))
+    best, cause = max(found)
+    if best >= max(floor_db, _sqnr(x, packed, scale) + _BETTER_DB):
+        return cause
     for other in _others(name, ours):
         y = _read(source, theirs[other])
         if y.shape == x.shape and _sqnr(y, packed, scale) >= floor_db:
@@ -117,6 +127,6 @@ def _sqnr(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> float:
     x = x[:_ROWS]
     noise = x - mxfp4.dequantize(packed[:_ROWS], scale[:_ROWS], torch.float32)
     energy, error = (float(torch.linalg.vector_norm(value, dtype=torch.float64)) ** 2 for value in (x, noise))
-    if math.isnan(error) or not energy:
+    if not math.isfinite(error) or not energy:
         return -math.inf
     return 10 * math.log10(energy / error) if error else math.inf

@@ -11,6 +11,9 @@ so three questions are asked of every sampled block, with -0 taken for 0 and any
   17.3 dB with ``ceil``. :data:`FLOOR_DB` is 10 dB: of what goes wrong with layouts the mildest, scales of half their
   size, cannot have more than 6.02 dB (every value halved), swapped halves or matrices have -3 dB; and no rounded block
   has less than 8.1 dB with ``even``: at worst 31 elements are a quarter of the scale and vanish beside one of 3.5.
+
+Scales of other blocks, which are often the right ones by chance, leave more than that. They are told by codes that are
+two steps and more from where the source is under that scale, in a quarter of a block: tuning moves a code by one.
 """
 
 import hashlib
@@ -33,6 +36,7 @@ from mxq.progress import progress
 FLOOR_DB = 10.0
 """Lowest SQNR of a matrix that was quantized to MXFP4 and is read right."""
 
+_APART = 0.01  # share of blocks whose codes and scale do not belong together
 _PLAIN = 0.9  # share of rounded blocks from which a tool is taken to round
 _ROWS_AT_ONCE = 1024
 _RULE_ROWS = 64  # of a matrix's sample: to find the rule
@@ -46,6 +50,7 @@ class _Sample:
     rows: int = 0
     blocks: int = 0
     unrounded: int = 0
+    apart: int = 0
     first_row: int | None = None  # whose bytes the stated rule does not make; without one, that is not rounded
     not_finite: bool = False
     signal: float = 0.0
@@ -58,7 +63,8 @@ class _Sample:
         """Of the sample; infinite without noise, minus infinity where zeros became something."""
         if self.noise == 0:
             return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+        sound = self.signal > 0 and math.isfinite(self.noise)
+        return 10 * math.log10(self.signal / self.noise) if sound else -math.inf
 
 
 def requantize(
@@ -85,7 +91,11 @@ def requantize(
             except (MxqError, ValueError, TypeError) as error:
                 return "codes", [Problem(f"{name} cannot be quantized again: {error}")]
             advance(1)
-    low = [name for name, sample in samples.items() if not sample.not_finite and sample.sqnr_db < FLOOR_DB]
+    low = [
+        name
+        for name, sample in samples.items()
+        if not sample.not_finite and (sample.sqnr_db < FLOOR_DB or sample.apart > _APART * sample.blocks)
+    ]
     problems = about(
         [name for name, sample in samples.items() if sample.not_finite],
         "{} holds NaN or infinity in the source, which MXFP4 cannot: here they became numbers",
@@ -103,7 +113,7 @@ def requantize(
     done = sum(sample.rows for sample in samples.values())
     covered = f"{done} {'all' if rows == 0 else 'sampled'} rows of {len(packed)} matrices quantized again"
     if not strict and blocks:
-        covered += f"; {_rule_found(list(healthy.values()), rounded / blocks)}"
+        covered += f"; {_rule_found(list(healthy.values()), rounded / blocks, rule)}"
     if healthy:
         worst = min(healthy, key=lambda name: healthy[name].sqnr_db)
         covered += f"; SQNR from {healthy[worst].sqnr_db:.1f} dB ({worst})"
@@ -142,14 +152,15 @@ def _look(
             continue
         sample.signal += _energy(x.float())
         sample.noise += _energy(x.float() - mxfp4.dequantize(packed, scale, torch.float32))
+        rounded, apart = _rounded(x, packed, scale)
+        sample.unrounded += int((~rounded).sum())
+        sample.apart += int(apart.sum())
         if strict:
             assert rule is not None
             codes, bytes_ = mxfp4.quantize(x, rule)
             wrong = (codes != packed).any(dim=-1) | (bytes_ != scale).any(dim=-1)
         else:
-            unrounded = ~_rounded(x, packed, scale)
-            sample.unrounded += int(unrounded.sum())
-            wrong = unrounded.any(dim=-1)
+            wrong = ~rounded.all(dim=-1)
             _try_rules(sample, x, packed, scale)
         sample.blocks += scale.numel()
         if sample.first_row is None and wrong.any():
@@ -163,15 +174,25 @@ def _blocks(packed: torch.Tensor) -> torch.Tensor:
     return torch.where(codes == 8, 0, codes)
 
 
-def _rounded(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Tell for each block [n, K/32] whether its codes are those of ``x`` under its scale, and the scale is a rule's."""
-    blocks = x.float().view(*scale.shape, mxfp4.BLOCK).double()
-    y = blocks / mxfp4.scale_values(scale).double().unsqueeze(-1)
-    codes = elements.encode(y.clamp(-8, 8).float(), signed_zero=False).to(torch.uint8)
-    same = (codes == _blocks(packed)).all(dim=-1)
+def _rounded(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compare blocks [n, K/32] with ``x`` under the scales that are stored.
+
+    Returns:
+        whether the codes are those of ``x`` and the scale is one that a rule could have chosen; and whether a quarter
+        of the codes is two steps and more away.
+    """
+    y = x.float().view(*scale.shape, mxfp4.BLOCK).double() / mxfp4.scale_values(scale).double().unsqueeze(-1)
+    codes, stored = elements.encode(y.clamp(-8, 8).float(), signed_zero=False).to(torch.uint8), _blocks(packed)
     largest = y.abs().amax(dim=-1)
     # Rules put a block's largest element between 2 and 8 of its scale, those that search for one further up to 16.
-    return same & ((largest == 0) | (largest > 1) & (largest <= 16) | (scale <= 1))
+    chosen = (largest == 0) | (largest > 1) & (largest <= 16) | (scale <= 1)
+    away = (_step(codes) - _step(stored)).abs() >= 2
+    return (codes == stored).all(dim=-1) & chosen, away.sum(dim=-1) >= mxfp4.BLOCK // 4
+
+
+def _step(codes: torch.Tensor) -> torch.Tensor:
+    """Return the places of codes in the order of their values, that of 0 being 0."""
+    return torch.where(codes > 7, 8 - codes.int(), codes.int())
 
 
 def _try_rules(sample: _Sample, x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> None:
@@ -190,14 +211,16 @@ def _try_rules(sample: _Sample, x: torch.Tensor, packed: torch.Tensor, scale: to
     sample.compared += scale.numel()
 
 
-def _rule_found(samples: list[_Sample], rounded: float) -> str:
+def _rule_found(samples: list[_Sample], rounded: float, stated: str | None) -> str:
     total = sum(sample.compared for sample in samples)
     counts = {rule: sum(sample.reproduced[rule] for sample in samples) for rule in RULES}
-    best = max(counts, key=lambda rule: counts[rule])
-    share = counts[best] / total if total else 0.0
+    most = max(counts.values())
+    best = " or ".join(rule for rule in counts if counts[rule] == most)
+    share = most / total if total else 0.0
     if rounded < _PLAIN:
         return f"codes are tuned, not rounded (best rule: {best}, {share:.1%} of blocks)"
-    return f"the scale rule {best} makes {share:.2%} of the blocks"
+    said = f", though the config says {stated}" if stated is not None and most > counts.get(stated, 0) else ""
+    return f"the scale rule {best} makes {share:.2%} of the blocks{said}"
 
 
 def _explained(
@@ -221,8 +244,8 @@ def _explained(
         for cause, names in found.items()
         for problem in about(
             [f"{name} ({samples[name].sqnr_db:.1f} dB)" for name in names],
-            f"{{}}: {cause}" if cause else f"{{}} is not the source's weight: MXFP4 has more than {FLOOR_DB:.0f} dB",
-            "convert it again, with a tool that writes them as they come" if cause else "convert it again",
+            f"{{}}: {cause}" if cause else "{} is not what the source's weight is in MXFP4, nor near it",
+            "convert it again, with a tool that writes it as it comes" if cause else "convert it again",
         )
     ]
 
