@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from decoding import rewrite
 from tiny import write_drafter, write_target
+from torch import Tensor
 
 from mxq import testbed
 from mxq.cli import main
@@ -60,9 +62,18 @@ def test_tables_go_to_stdout_and_progress_to_stderr(finished: tuple[Path, Result
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_a_drafter_that_does_nothing_is_said_plainly(finished: tuple[Path, Result]) -> None:
-    # Random weights: no draft is ever right.
-    out, result = finished
+def test_a_drafter_that_does_nothing_is_said_plainly(models: Path, tmp_path: Path) -> None:
+    def silence(tensors: dict[str, Tensor]) -> None:
+        """Both drafters propose token 0 (all logits are zero), which the target never emits (another is positive)."""
+        for name, value in (("lm_head.weight", 0), ("mtp.norm.weight", -1), ("norm.weight", 0)):
+            if name in tensors:
+                (tensors[name][0] if name == "lm_head.weight" else tensors[name]).fill_(value)
+
+    rewrite(models / "target", tmp_path / "target", silence)
+    rewrite(models / "drafter", tmp_path / "drafter", silence)
+    shutil.copy(models / "prompts.jsonl", tmp_path)
+    out = tmp_path / "run"
+    result = mxq(*arguments(tmp_path, out, "--spec", "dflash", "--spec", "mtp"))
     said = " ".join(result.stdout.split())
     assert "WARNING: acceptance length is exactly 1.000 for bf16 dflash-3 on prompts: not one draft" in said
     assert "target_layer_ids and mask_token_id" in said
