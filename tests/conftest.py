@@ -52,6 +52,12 @@ def trained(request: pytest.FixtureRequest) -> Models:
     return Models(testbed.path(f"testbed:{request.param}"), testbed.path(f"testbed:{request.param}-dflash"))
 
 
+@pytest.fixture(scope="session")
+def trained_dense() -> Models:
+    """Of them the dense one, for what does not depend on the kind."""
+    return Models(testbed.path("testbed:dense"), testbed.path("testbed:dense-dflash"))
+
+
 @pytest.fixture(scope="session", params=KINDS)
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a random target, in one file. Not to be changed: copy it."""

@@ -231,9 +231,11 @@ def test_defects_are_no_near_ties_in_bf16(dense_models: Models, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_defects_are_no_near_ties_of_the_testbed(trained: Models, monkeypatch: pytest.MonkeyPatch, defect: Any) -> None:
-    target = decode.load_target(trained.target)
+def test_defects_are_no_near_ties_of_the_testbed(
+    trained_dense: Models, monkeypatch: pytest.MonkeyPatch, defect: Any
+) -> None:
+    target = decode.load_target(trained_dense.target)
     defect(monkeypatch)
-    make = make_drafter(trained, target, "guessing")
+    make = make_drafter(trained_dense, target, "guessing")
     with pytest.raises(AssertionError, match="largest top-2 logit gap"):
-        assert_near_ties(trained, compare(target, chat_prompts(trained, 1), make, 24))
+        assert_near_ties(trained_dense, compare(target, chat_prompts(trained_dense, 1), make, 24))

@@ -158,13 +158,13 @@ def test_sampled_output_over_20000_draws(tiny_models: Models, target: decode.Tar
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["mtp", "dflash"])
-def test_sampled_output_of_the_testbed_over_20000_draws(trained: Models, method: Any) -> None:
-    target = decode.load_target(trained.target, dtype=torch.float32)
-    drafter = decode.load_drafter(trained.drafter if method == "dflash" else None, target, method)
-    model = reference(trained.target)
+def test_sampled_output_of_the_testbed_over_20000_draws(trained_dense: Models, method: Any) -> None:
+    target = decode.load_target(trained_dense.target, dtype=torch.float32)
+    drafter = decode.load_drafter(trained_dense.drafter if method == "dflash" else None, target, method)
+    model = reference(trained_dense.target)
     logits_after = functools.cache(lambda history: reference_logits(model, list(history))[-1])
     sampling = Sampling(temperature=2.0, top_k=3)
-    prompt = chat_prompts(trained, 1)[-1]  # of chat, the least predictable
+    prompt = chat_prompts(trained_dense, 1)[-1]  # of chat, the least predictable
     exact = exact_distribution(logits_after, prompt, sampling)
     draws = drawn(MemoTarget(target), MemoDrafter(drafter), prompt, sampling, 20_000)
     assert p_value(draws, exact) > 1e-3
