@@ -252,7 +252,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing_behind(dense_source: Path, tmp_path
     source = wide_copy(dense_source, tmp_path / "source", 512, 1 << 19)  # 4 GB of zeros: many seconds
     process = started(source, tmp_path / "out")
     deadline = time.monotonic() + 120
-    while not any(file.stat().st_blocks > 0 for file in tmp_path.glob("out.partial-*/*.safetensors")):
+    while not any(file.stat().st_blocks > 0 for file in tmp_path.glob("out.partial/checkpoint/*.safetensors")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)

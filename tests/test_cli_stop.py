@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def wait(process: "subprocess.Popen[str]", reached: Callable[[], bool]) -> None:
 
 
 def converting(directory: Path) -> bool:
-    return any(file.stat().st_blocks > 0 for file in directory.glob("out.partial-*/*.safetensors"))
+    return any(file.stat().st_blocks > 0 for file in directory.glob("out.partial/checkpoint/*.safetensors"))
 
 
 def test_a_conversion_leaves_nothing_behind(dense_source: Path, tmp_path: Path) -> None:
@@ -51,6 +52,34 @@ def test_a_conversion_leaves_nothing_behind(dense_source: Path, tmp_path: Path) 
         "  -> run the same command again to start over",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_conversion_of_which_files_are_complete_is_continued(dense_source: Path, tmp_path: Path) -> None:
+    source = wide_copy(dense_source, tmp_path / "source", 512, 1 << 15)  # 0.3 GB of zeros
+    words = ("quantize", source, tmp_path / "out", "--max-shard-size", "10MB")
+    partial = tmp_path / "out.partial"
+
+    def recorded() -> int:
+        journal = partial / "journal.jsonl"
+        return journal.read_bytes().count(b'\n{"shard"') if journal.exists() else 0
+
+    with started(*words) as process:
+        wait(process, lambda: recorded() > 0)
+        process.terminate()
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert stdout == ""
+    complete = recorded()
+    said = re.search(r"error: interrupted; (\d+) of (\d+) files are complete in (.*)\n  -> (.*)\n$", stderr)
+    assert said is not None, stderr
+    assert said.groups()[::3] == (str(complete), "run the same command again to continue")
+    assert said[3] == str(partial)
+    assert len(list((partial / "checkpoint").iterdir())) == complete
+    with started(*words) as process:
+        stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert f"continuing: {complete} of {said[2]} files are complete in {partial}\n" in stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
 
 def test_a_process_told_to_ignore_it_goes_on(dense_source: Path, tmp_path: Path) -> None:

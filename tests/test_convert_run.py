@@ -21,6 +21,7 @@ from mxq.checkpoint.writer import ShardWriter, TensorSpec, layout
 from mxq.convert import decide, recipe
 from mxq.convert.plan import plan
 from mxq.convert.run import run
+from mxq.convert.staging import staged
 from mxq.convert.verify import verify
 from mxq.errors import MxqError, UsageError
 from mxq.models import qwen35
@@ -409,12 +410,13 @@ def test_a_mount_point_is_refused_before_anything_is_written(dense_source: Path)
     assert error.value.hint == "name a new directory inside it"
 
 
-def test_what_a_killed_run_left_is_named_and_stays(
-    dense_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_a_killed_process_left_of_a_staged_directory_is_named_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("o[u]t.partial-a", "out.partial-b"):
         (tmp_path / name).mkdir()
-    convert(dense_source, tmp_path / "o[u]t")
+    with staged(tmp_path / "o[u]t", 0):
+        pass
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left over")]
     assert f"{tmp_path / 'o[u]t.partial-a'}, unless another run is writing it now" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o[u]t", "o[u]t.partial-a", "out.partial-b"]

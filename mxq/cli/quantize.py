@@ -31,19 +31,22 @@ def command(model: str, out: Path, recipe: str, experts: str, max_shard_size: in
     """Convert MODEL to MXFP4 into the new directory OUT.
 
     MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Tensors are read and
-    written one at a time. OUT appears when all of it is there: an error, Ctrl-C or SIGTERM leaves nothing behind.
+    written one at a time. OUT appears when all of it is there; until then files are in OUT.partial, and after
+    Ctrl-C, SIGTERM or a crash the same command continues with those that are complete.
     """
     from mxq.checkpoint import Checkpoint, open_headers, resolve
     from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
+    from mxq.convert.origin import begun
+    from mxq.convert.partial import check
     from mxq.convert.plan import plan
     from mxq.convert.run import run
-    from mxq.convert.staging import check
 
     chosen = recipes.load(recipe)
     options: dict[str, Any] = {"experts": experts, "max_shard_size": max_shard_size}
     if hub_id(model) is not None:  # it is downloaded only if it can be converted, to where it shall go
-        check(out, plan(open_headers(model), chosen, **options).bytes_after)
+        expected = plan(open_headers(model), chosen, **options)
+        check(out, expected.bytes_after, begun(expected, model))
     planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
     run(planned, out, model)
     matrices = sum(len(group.pieces) for group in planned.groups.values())

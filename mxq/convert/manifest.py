@@ -1,5 +1,6 @@
 """mxq_manifest.json: what a converted checkpoint was made from and how, and the checksum of every file of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,9 @@ def checksum(file: Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
 
 
-def build(plan: Plan, spec: str, directory: Path) -> dict[str, Any]:
-    """Return the manifest of a conversion whose files all lie in ``directory``; ``spec`` names its source."""
-    place = {tensor.name: shard.file for shard in plan.shards for tensor in shard.tensors}
+def origin(plan: Plan, spec: str) -> dict[str, Any]:
+    """Return what a conversion is made from, how and by what; ``spec`` names its source."""
     return {
-        "format": FORMAT,
         "source": {
             "name": source_name(spec),
             "hub": hub_id(spec) is not None,
@@ -56,8 +55,26 @@ def build(plan: Plan, spec: str, directory: Path) -> dict[str, Any]:
         "recipe": plan.recipe.as_dict(),
         "options": {"experts": plan.experts},
         "versions": versions("torch"),
+    }
+
+
+def build(plan: Plan, spec: str, directory: Path, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the manifest of a conversion whose files all lie in ``directory``.
+
+    Args:
+        plan: what was carried out.
+        spec: as for :func:`origin`.
+        directory: the checkpoint.
+        known: the :func:`checksum` of files that need not be read again, by name.
+    """
+    place = {tensor.name: shard.file for shard in plan.shards for tensor in shard.tensors}
+    files = sorted(directory.iterdir())
+    found = checksums([file for file in files if file.name not in known])
+    return {
+        "format": FORMAT,
+        **origin(plan, spec),
         "bytes": plan.bytes_after,
-        "files": checksums(sorted(directory.iterdir())),
+        "files": {file.name: known.get(file.name) or found[file.name] for file in files},
         "tensors": {
             tensor.name: {
                 "dtype": tensor.dtype,

@@ -62,6 +62,7 @@ class Plan:
         source: the checkpoint that is read.
         family: ``qwen3_5`` or ``qwen3_5_moe``.
         experts: how routed experts are written: ``per-expert`` or ``fused``.
+        max_shard_size: of the files written, in bytes.
         decisions: every source tensor's fate, in the order of the source.
         groups: what is written, by the name of the first tensor of each group.
         shards: the files it is written to.
@@ -73,6 +74,7 @@ class Plan:
     recipe: Recipe
     family: str
     experts: str
+    max_shard_size: int
     decisions: list[Decision]
     groups: dict[str, Group]
     shards: list[Shard]
@@ -163,6 +165,7 @@ def plan(
         recipe=recipe,
         family=family,
         experts=experts,
+        max_shard_size=max_shard_size,
         decisions=[_decision(tensor, rules[tensor.name]) for tensor in source.tensors.values()],
         groups=groups,
         shards=layout((group.outputs for group in groups.values()), max_shard_size),

@@ -1,0 +1,80 @@
+"""A directory that one process at a time works in, and that is gone when there was nothing to be left in it."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mxq.errors import MxqError, UsageError
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def locked(work: Path, out: Path) -> Iterator[None]:
+    """Make the directory ``work`` and lock it; remove it if in the end it holds nothing but the lock.
+
+    Args:
+        work: may be there.
+        out: what the work is for, to name it.
+
+    Raises:
+        UsageError: another process works in it.
+        MxqError: its file system has no locks.
+        OSError: it cannot be made.
+    """
+    descriptor = None
+    while descriptor is None:
+        work.mkdir(exist_ok=True)
+        descriptor = _locked_file(work / LOCK, out)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if [file.name for file in work.iterdir()] == [LOCK]:
+                (work / LOCK).unlink()
+                work.rmdir()
+        os.close(descriptor)
+
+
+def refuse_locked(work: Path, out: Path) -> None:
+    """Raise as :func:`locked` if another process works in ``work``; changes nothing."""
+    with contextlib.suppress(FileNotFoundError), (work / LOCK).open("rb") as stream:
+        _lock(stream.fileno(), work, out)
+
+
+def _locked_file(file: Path, out: Path) -> int | None:
+    """Return a descriptor of the locked file; None if whoever held it has just removed it."""
+    try:
+        # The kernel drops the lock with the process, however it ends; so a lock file that is there means nothing.
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except FileNotFoundError:
+        return None
+    try:
+        _lock(descriptor, file.parent, out)
+        if os.path.samestat(os.fstat(descriptor), file.stat()):
+            return descriptor
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int, work: Path, out: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        raise UsageError(
+            f"another process ({holder or 'unknown'}) is converting into {out}", "wait for it, or name another output"
+        ) from None
+    except OSError as error:
+        raise MxqError(
+            f"{work} cannot be locked: {error.strerror}", "name an output on a file system that has locks"
+        ) from None

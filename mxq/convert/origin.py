@@ -1,0 +1,71 @@
+"""Whether a conversion is the one begun earlier, and its source the one it was then."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.checkpoint.identity import fingerprint
+from mxq.checkpoint.reader import inside
+from mxq.convert import manifest
+from mxq.convert.beside import copied_files
+from mxq.convert.journal import differences
+from mxq.convert.plan import Plan
+from mxq.errors import MxqError
+from mxq.files import sha256_file
+
+_SAMPLES = 128
+_SAMPLE_BYTES = 512
+
+
+def begun(plan: Plan, spec: str) -> dict[str, Any]:
+    """Return what can be said of a conversion before its source's files are all here: all but :func:`files`."""
+    return manifest.origin(plan, spec) | {"max_shard_size": plan.max_shard_size}
+
+
+def conversion(plan: Plan, spec: str) -> dict[str, Any]:
+    """Return all that decides a conversion's bytes, as a journal holds it; ``spec`` names its source."""
+    return begun(plan, spec) | {"source_files": files(plan.source)}
+
+
+def files(source: Checkpoint) -> dict[str, list[Any]]:
+    """Return the state of every file that is converted or copied, by name.
+
+    Of weights: bytes, time of the last change, and the SHA-256 of some bytes of every tensor, or of 128 tensors of a
+    file with more. None of them would do alone: an edit in place keeps the size and may miss the sample; archives and
+    images are unpacked with one time for all. Times are whole seconds, because some file systems forget the rest while
+    a file is in use.
+
+    Raises:
+        MxqError: one cannot be read.
+    """
+    try:
+        held: dict[str, list[TensorInfo]] = {name: [] for name in source.metadata}
+        for tensor in source.tensors.values():
+            held[tensor.file.name].append(tensor)
+        weights = {name: _state(inside(source.path, name), tensors) for name, tensors in held.items()}
+        return weights | {name: [sha256_file(inside(source.path, name))] for name in copied_files(source.path)}
+    except OSError as error:
+        raise MxqError(f"{error.filename or source.path} cannot be read: {error.strerror}") from None
+
+
+def changes(source: Checkpoint, before: dict[str, list[Any]]) -> list[str]:
+    """Return in words how the source's files differ from ``before``, which :func:`files` returned.
+
+    Raises:
+        MxqError: one cannot be read.
+    """
+    changed = differences(before, files(source))
+    if not changed and fingerprint(Checkpoint.open(source.path)) != fingerprint(source):
+        changed.append("headers or config.json differ")
+    return changed
+
+
+def _state(file: Path, tensors: list[TensorInfo]) -> list[Any]:
+    with file.open("rb", buffering=0) as stream:
+        known = os.fstat(stream.fileno())
+        digest = hashlib.sha256()
+        for tensor in tensors[:: -(-len(tensors) // _SAMPLES) or 1]:
+            digest.update(os.pread(stream.fileno(), _SAMPLE_BYTES, (tensor.start + tensor.end) // 2))
+    return [known.st_size, int(known.st_mtime), digest.hexdigest()]

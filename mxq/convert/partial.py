@@ -1,0 +1,249 @@
+"""The directory of an unfinished conversion: held by one process, continued by the next.
+
+::
+
+    OUT.partial/.lock            held while a process works here
+    OUT.partial/journal.jsonl    what is made, and what is complete (mxq.convert.journal)
+    OUT.partial/checkpoint/      becomes OUT
+
+Nothing is ever removed here but files that a conversion writes, by their names.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from mxq.convert import staging
+from mxq.convert.beside import MANIFEST
+from mxq.convert.journal import Journal, begun, published, refuse_unlike
+from mxq.convert.lock import LOCK, locked, refuse_locked
+from mxq.convert.manifest import checksum
+from mxq.errors import InterruptedRunError, MxqError, UsageError
+from mxq.files import sha256_file
+from mxq.progress import note, progress
+
+_JOURNAL = "journal.jsonl"
+_CHECKPOINT = "checkpoint"
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")  # of mxq.files.atomic_write
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_CONTINUE = "run the same command again to continue"
+
+
+class SpoiledError(MxqError):
+    """What a conversion has written is of no use, and is removed: no run could continue it."""
+
+
+def path_of(out: Path) -> Path:
+    """Return where the conversion to ``out`` is while it is unfinished."""
+    out = out.resolve()
+    return out.parent / f"{out.name}.partial"
+
+
+class Partial:
+    """An unfinished conversion that this process holds.
+
+    Attributes:
+        out: what it becomes.
+        directory: where its files are until then.
+        journal: what is complete of it.
+    """
+
+    def __init__(self, out: Path, journal: Journal, shards: Collection[str], beside: Collection[str]) -> None:
+        self.out, self.journal = out, journal
+        self.directory = path_of(out) / _CHECKPOINT
+        self._shards, self._names = shards, {*shards, *beside}
+        _refuse_unknown(self.directory, self._is_ours)
+
+    @property
+    def published(self) -> bool:
+        """Whether ``out`` is there, complete."""
+        return _is_published(self.out)
+
+    def complete(self, shard: str, layers: list[dict[str, Any]]) -> None:
+        """Record that a shard, which is on the disk, is complete; ``layers``: the errors of the matrices in it."""
+        _sync(self.directory)
+        self.journal.record({"shard": shard, **checksum(self.directory / shard), "layers": layers})
+
+    def publish(self) -> None:
+        """Give the directory, in which all is written and checked, its name."""
+        _refuse_unknown(self.directory, self._is_ours)
+        for file in (*self.directory.iterdir(), self.directory):
+            _sync(file)
+        self.journal.record({"manifest": sha256_file(self.directory / MANIFEST)})
+        self.directory.rename(self.out)
+        _sync(self.out.parent)
+
+    def begin(self) -> None:
+        """Make sure of what is complete, and remove the rest, to be written again."""
+        self.directory.mkdir(exist_ok=True)
+        recorded = self.journal.shards
+        with progress("checking what is complete", sum(entry["bytes"] for entry in recorded.values()), "B") as advance:
+            for name, entry in list(recorded.items()):
+                if not _is_as_recorded(self.directory / name, entry):
+                    note(f"{name} is not what was written, and is converted again")
+                    del recorded[name]
+                advance(entry["bytes"])
+        self.remove(all_but=recorded)
+        if recorded:
+            note(f"continuing: {self._progress()}")
+
+    def remove(self, all_but: Collection[str] = ()) -> None:
+        """Remove files of the checkpoint; those that are not stay."""
+        with contextlib.suppress(FileNotFoundError):
+            for file in self.directory.iterdir():
+                if file.name not in all_but and self._is_ours(file):
+                    file.unlink()
+
+    def discard(self) -> None:
+        """Remove all that was written, the journal last."""
+        self.remove()
+        if self.directory.exists():
+            self.directory.rmdir()
+        (path_of(self.out) / _JOURNAL).unlink()
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Keep what can be continued, remove the rest, and return what the user is told."""
+        done = bool(self.journal.shards) and not isinstance(error, SpoiledError)
+        with contextlib.suppress(OSError):  # what cannot be removed is so the next time, and the error is still this
+            if done:
+                self.remove(all_but=self.journal.shards)
+            else:
+                self.discard()
+        if isinstance(error, KeyboardInterrupt):
+            if done:
+                return InterruptedRunError(f"interrupted; {self._progress()}", _CONTINUE)
+            return InterruptedRunError(
+                f"interrupted; {self.out} was not written", "run the same command again to start over"
+            )
+        if isinstance(error, OSError):
+            what = f"writing {self.out} failed: {error.strerror or error}"
+            if not done:
+                return MxqError(what, "nothing was left behind")
+            hint = f"make room and {_CONTINUE}" if error.errno in _NO_ROOM else _CONTINUE
+            return MxqError(f"{what}; {self._progress()}", hint)
+        if done:
+            note(self._progress())
+        return error
+
+    def _progress(self) -> str:
+        return f"{len(self.journal.shards)} of {len(self._shards)} files are complete in {path_of(self.out)}"
+
+    def _is_ours(self, file: Path) -> bool:
+        temporary = _TEMPORARY.fullmatch(file.name)
+        return (temporary[1] if temporary else file.name) in self._names and (file.is_symlink() or not file.is_dir())
+
+
+@contextlib.contextmanager
+def held(
+    out: Path, conversion: dict[str, Any], needed: int, shards: Collection[str], beside: Collection[str]
+) -> Iterator[Partial]:
+    """Hold the partial directory of ``out``, new or to be continued; a failure in the block leaves what is complete.
+
+    Args:
+        out: must not exist, or be an empty directory, or be what this conversion has just become.
+        conversion: from :func:`mxq.convert.origin.conversion`.
+        needed: bytes that the whole output has.
+        shards: names of the files that are recorded when they are complete.
+        beside: names of the files that are written after them.
+
+    Raises:
+        UsageError: as :func:`check`.
+        MxqError: as :func:`check`, or writing failed; it says what is complete.
+        InterruptedRunError: the user stopped the work; likewise.
+    """
+    check(out, needed, conversion)
+    out, work = out.resolve(), path_of(out)
+    try:
+        with locked(work, out):
+            _check(out, needed, conversion)  # whoever held the lock may have finished
+            journal = Journal(work / _JOURNAL, conversion)
+            try:
+                partial = Partial(out, journal, shards, beside)
+                try:
+                    if not partial.published:
+                        partial.begin()
+                    yield partial
+                except BaseException as error:
+                    said = partial.failed(error)
+                    if said is error:
+                        raise
+                    raise said from error
+                partial.discard()
+            finally:
+                journal.close()
+    except OSError as error:
+        raise MxqError(f"writing {out} failed: {error.strerror or error}") from error
+
+
+def check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
+    """Raise what :func:`held` would raise before any work.
+
+    Args:
+        out: as for :func:`held`.
+        needed: as for :func:`held`.
+        conversion: as for :func:`held`, or a part of it.
+
+    Raises:
+        UsageError: ``out`` cannot be written, as :func:`mxq.convert.staging.check`; its partial directory is of another
+            conversion, holds something else, or is in use.
+        MxqError: the disk has no room; the journal is damaged.
+    """
+    out = out.resolve()
+    _check(out, needed, conversion)
+    refuse_locked(path_of(out), out)
+
+
+def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
+    work = path_of(out)
+    if work.is_symlink() or (work.exists() and not work.is_dir()):
+        raise UsageError(f"{work}, where the output is made, is not a directory", "remove it, or name another output")
+    _refuse_unknown(work, lambda file: file.name in (LOCK, _JOURNAL, _CHECKPOINT))
+    refuse_unlike(work / _JOURNAL, conversion)
+    if (work / _CHECKPOINT).exists() and not begun(work / _JOURNAL):
+        raise UsageError(
+            f"{work} holds no {_JOURNAL} that says what is in it", f"delete {work}, or name another output"
+        )
+    if not _is_published(out):
+        staging.check(out, needed - _occupied(work / _CHECKPOINT))
+
+
+def _is_published(out: Path) -> bool:
+    """Tell whether a conversion has become ``out`` but was stopped before it could remove its journal."""
+    work = path_of(out)
+    done = None if (work / _CHECKPOINT).exists() else published(work / _JOURNAL)
+    return done is not None and (out / MANIFEST).is_file() and sha256_file(out / MANIFEST) == done
+
+
+def _occupied(directory: Path) -> int:
+    """Return the bytes on the disk of files that either count or will be written over."""
+    files = directory.iterdir() if directory.is_dir() else ()
+    return sum(file.lstat().st_blocks * 512 for file in files)
+
+
+def _refuse_unknown(directory: Path, known: Callable[[Path], bool]) -> None:
+    unknown = sorted(file.name for file in directory.iterdir() if not known(file)) if directory.is_dir() else []
+    if unknown:
+        raise UsageError(
+            f"{directory} holds what mxq did not write: {', '.join(unknown)}", "move it away, or name another output"
+        )
+
+
+def _is_as_recorded(file: Path, entry: dict[str, Any]) -> bool:
+    try:
+        known = file.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(known.st_mode) and known.st_size == entry["bytes"] and sha256_file(file) == entry["sha256"]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
