@@ -356,7 +356,7 @@ def test_the_second_process_on_an_output_is_refused(
             said.append(second.stderr)
         else:
             with pytest.raises(UsageError) as error:
-                convert(dense_source, out)
+                convert(dense_source, out, "mxfp4-weight-only")
             said.append(f"error: {error.value.message}\n  -> {error.value.hint}\n")
 
     with monkeypatch.context() as patch:
@@ -388,29 +388,31 @@ def test_a_source_that_changes_meanwhile_is_no_silent_mix(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize("change", ["cut", "gone"])
+@pytest.mark.parametrize(
+    ("name", "change"), [("model.safetensors", "cut"), ("model.safetensors", "gone"), ("tokenizer.json", "gone")]
+)
 def test_a_source_that_cannot_be_read_on_is_an_error(
-    dense_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    dense_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: str
 ) -> None:
     source = shutil.copytree(dense_source, tmp_path / "source")
-    weights = source / "model.safetensors"
+    lost = source / name
     record = Journal.record
 
     def meanwhile(journal: Journal, line: dict[str, Any]) -> None:
         record(journal, line)
         if len(journal.shards) == 2 and "shard" in line:
-            weights.rename(tmp_path / "aside") if change == "gone" else os.truncate(weights, 2000)
+            lost.rename(tmp_path / "aside") if change == "gone" else os.truncate(lost, 2000)
 
     monkeypatch.setattr(Journal, "record", meanwhile)
     with pytest.raises(MxqError) as error:
         convert(source, tmp_path / "out")
     monkeypatch.undo()
-    if change == "cut":
-        assert f"{source} changed while it was converted: model.safetensors differs" in error.value.message
-        assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    if change == "cut" or name == "tokenizer.json":
+        assert f"{source} changed while it was converted: {name} differs" in error.value.message
+        assert not list(tmp_path.glob("out*"))
     else:  # a disk that is away may come back
-        assert f"{weights} cannot be read: No such file or directory" in error.value.message
-        (tmp_path / "aside").rename(weights)
+        assert f"{lost} cannot be read: No such file or directory" in error.value.message
+        (tmp_path / "aside").rename(lost)
         convert(source, tmp_path / "out")
 
 

@@ -42,7 +42,8 @@ def locked(work: Path, out: Path) -> Iterator[None]:
 
 def refuse_locked(work: Path, out: Path) -> None:
     """Raise as :func:`locked` if another process works in ``work``; changes nothing."""
-    with contextlib.suppress(FileNotFoundError), (work / LOCK).open("rb") as stream:
+    # For writing, without which NFS gives no lock.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), (work / LOCK).open("r+b") as stream:
         _lock(stream.fileno(), work, out)
 
 

@@ -194,8 +194,8 @@ def check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
         MxqError: the disk has no room; the journal is damaged.
     """
     out = out.resolve()
+    refuse_locked(path_of(out), out)  # first: nobody shall be told to delete what is in use
     _check(out, needed, conversion)
-    refuse_locked(path_of(out), out)
 
 
 def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:

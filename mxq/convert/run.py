@@ -52,7 +52,7 @@ def run(plan: Plan, out: Path, spec: str) -> dict[str, Any]:
             try:
                 _write_tensors(plan, partial)
                 _write_beside(plan, spec, partial)
-            except MxqError:
+            except (MxqError, OSError):
                 _check_source(plan, made)  # which may be why
                 raise
             _check_source(plan, made)
