@@ -44,11 +44,10 @@ def of(opened: Opened, claims: Claims, packed: Collection[str], modules: Collect
         rewritable=_can_list(claims),
         many=f"{{}} are quantized, but {claims.listing} tells vLLM that they are not",
     )
+    stored = _split(asked, packed)
+    problems += about(stored, "{} is quantized in part; vLLM merges it and refuses", "quantize all of it or nothing")
     problems += about(
-        _split(asked, packed), "{} is quantized in part; vLLM merges it and refuses", "quantize all of it or nothing"
-    )
-    problems += about(
-        [whole for whole in _split(asked, claimed) if whole not in _split(asked, packed)],
+        [whole for whole in _split(asked, claimed) if whole not in stored],
         f"{claims.listing} names only a part of {{}}; vLLM merges it and refuses",
         f"name all of it in quantization_config.{claims.listing}, or nothing",
         rewritable=_can_list(claims),

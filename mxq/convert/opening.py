@@ -65,6 +65,7 @@ def open_checked(path: Path, report: Report) -> Opened | None:
         "{} lacks the metadata format: pt, without which transformers refuses to load it",
         "write the header again",
         rewritable=True,
+        many="{} lack the metadata format: pt, without which transformers refuses to load them",
     )
     if index is not None:
         problems += _against_index(index, tensors)
@@ -111,11 +112,10 @@ def _wanted(
         elif missing:
             raise MxqError(f"{path / missing[0]} is missing, and the index names it", _GET_AGAIN)
         wanted = wanted or files
-    known = _names(path, wanted)
+    spare = [name for name in files if name not in wanted]
+    known = _names(path, wanted) if spare else set()
     left = []
-    for name in files:
-        if name in wanted:
-            continue
+    for name in spare:
         held = _names(path, [name])
         if held and not {_module(tensor) for tensor in held} & {_module(tensor) for tensor in known}:
             what = f"{name} is not in the index, so engines do not load its {len(held)} tensors"

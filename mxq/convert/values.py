@@ -41,7 +41,7 @@ def check_values(checkpoint: Checkpoint, report: Report) -> None:
     problems = about(
         bad, "{} holds NaN or infinity", "get the source again and look there too: a model that holds them is damaged"
     )
-    report.add("kept values", f"{len(kept)} tensors that are not quantized, all numbers finite", problems)
+    report.add("kept values", f"{len(kept)} tensors that are not quantized, for NaN and infinity", problems)
 
 
 def _is_packed(checkpoint: Checkpoint, scale: str, weight: str) -> bool:
@@ -79,7 +79,7 @@ def _scales(checkpoint: Checkpoint, scales: dict[str, str], advance: Advance) ->
             "look for NaN in the source, and get it again",
         ),
     ]
-    return f"{count} scales, none of them NaN or out of place", problems
+    return f"{count} scales, for NaN and for what no weight has", problems
 
 
 def _median(seen: torch.Tensor) -> int | None:
