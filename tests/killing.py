@@ -141,12 +141,14 @@ def main() -> None:
         arguments = ["quantize", model, str(directory / "out"), *options]
         code, _ = forked(arguments, lambda: globals()[moment](count))  # noqa: B023  (run at once)
         journal = directory / "out.partial" / "journal.jsonl"
-        recorded = journal.read_bytes().count(b'\n{"shard"') if journal.exists() else 0
+        lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+        recorded = sum(line.startswith(b'{"shard"') for line in lines)
+        published = (directory / "out").exists()
         again, said = forked(arguments)
         left = sorted(file.name for file in directory.iterdir())
         found = digests(directory / "out") if (directory / "out").exists() else {}
-        result = {"count": count, "killed": code, "recorded": recorded, "code": again, "said": said, "left": left}
-        print(json.dumps(result | {"files": found}), flush=True)
+        killed = {"count": count, "killed": code, "recorded": recorded, "published": published}
+        print(json.dumps(killed | {"code": again, "said": said, "left": left, "files": found}), flush=True)
         shutil.rmtree(directory)
         if code == 0:
             return

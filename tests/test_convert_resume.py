@@ -98,7 +98,9 @@ def check_continued(runs: list[dict[str, Any]], undisturbed: Path) -> None:
             continue
         assert stop["code"] == 0, stop
         assert stop["left"] == ["out"]
-        if stop["recorded"]:
+        if stop["published"]:
+            assert "converting" not in stop["said"]
+        elif stop["recorded"]:
             assert f"continuing: {stop['recorded']} of {shards} files are complete" in stop["said"]
     assert len({stop["recorded"] for stop in stops}) > 2
 
