@@ -19,6 +19,7 @@ from mxq.convert.findings import Problem, Report
 from mxq.convert.plan import plan
 from mxq.convert.run import run
 from mxq.convert.verify import verify
+from mxq.formats import mxfp4
 
 LAYER = "model.language_model.layers.1."
 MTP_EXPERTS = "mtp.layers.0.mlp.experts"
@@ -242,6 +243,23 @@ def test_mtp_quantized_though_the_source_needs_it(moe: Path, tmp_path: Path) -> 
     quantization(path, lambda config: config.update(ignore=["re:.*visual.*", "lm_head"]))
     found = problems(path)
     assert any(problem.places[0].startswith("mtp.") and "no ignore entry says so" in problem.what for problem in found)
+
+
+def test_mtp_fc_quantized_outside_the_blocks_that_autoround_names(dense: Path, tmp_path: Path) -> None:
+    """AutoRound's model_free mode quantizes mtp.fc, and says that it quantized the layers."""
+    path = foreign.autoround(dense, tmp_path / "theirs")
+
+    def defect(tensors: Tensors) -> None:
+        codes, tensors["mtp.fc.weight_scale"] = mxfp4.quantize(tensors.pop("mtp.fc.weight"))
+        tensors["mtp.fc.weight_packed"] = codes
+
+    rewrite(path, defect)
+    quantization(path, lambda config: config["extra_config"].pop("mtp.fc"))
+    problem = only(path)
+    assert problem.what == "mtp.fc is quantized, but the config tells vLLM that it is not"
+    assert "give it 4 bits" in problem.fix
+    quantization(path, lambda config: config["extra_config"].update({"mtp.fc": {"bits": 4}}))
+    assert problems(path) == []
 
 
 def test_routed_experts_passed_over_in_silence(quark_moe: Path, moe_source: Path) -> None:

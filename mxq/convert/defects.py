@@ -37,12 +37,15 @@ def of(opened: Opened, claims: Claims, packed: Collection[str], modules: Collect
     asked = sorted((module for module in modules if _asked(module)), key=_by_number)
     claimed = {module for module in asked if claims.is_quantized(module)}
     problems += _not_packed([module for module in asked if module in claimed and module not in packed], claims)
+    said, remedy = f"{claims.listing} tells", f"take it out of quantization_config.{claims.listing}"
+    if isinstance(claims, AutoRound):  # where all that is in no block of block_name_to_quantize is not quantized
+        said, remedy = "the config tells", "give it 4 bits in quantization_config.extra_config"
     problems += about(
         [module for module in asked if module in packed and module not in claimed],
-        f"{{}} is quantized, but {claims.listing} tells vLLM that it is not",
-        f"take it out of quantization_config.{claims.listing}",
+        f"{{}} is quantized, but {said} vLLM that it is not",
+        remedy,
         rewritable=_can_list(claims),
-        many=f"{{}} are quantized, but {claims.listing} tells vLLM that they are not",
+        many=f"{{}} are quantized, but {said} vLLM that they are not",
     )
     stored = _split(asked, packed)
     problems += about(stored, "{} is quantized in part; vLLM merges it and refuses", "quantize all of it or nothing")
