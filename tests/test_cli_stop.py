@@ -26,7 +26,7 @@ def started(*arguments: object, **environment: str) -> "subprocess.Popen[str]":
 
 
 def wait(process: "subprocess.Popen[str]", reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not reached():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -44,7 +44,7 @@ def test_a_conversion_leaves_nothing_behind(dense_source: Path, tmp_path: Path) 
         while process.poll() is None:  # whoever is impatient does not break off the cleaning up
             process.terminate()
             time.sleep(0.002)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 143
     assert stdout == ""
     assert stderr.splitlines()[-2:] == [
@@ -66,7 +66,7 @@ def test_a_conversion_of_which_files_are_complete_is_continued(dense_source: Pat
     with started(*words) as process:
         wait(process, lambda: recorded() > 0)
         process.terminate()
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 143
     assert stdout == ""
     complete = recorded()
@@ -76,7 +76,7 @@ def test_a_conversion_of_which_files_are_complete_is_continued(dense_source: Pat
     assert said[3] == str(partial)
     assert len(list((partial / "checkpoint").iterdir())) == complete
     with started(*words) as process:
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     assert f"continuing: {complete} of {said[2]} files are complete in {partial}\n" in stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
@@ -92,7 +92,7 @@ def test_a_process_told_to_ignore_it_goes_on(dense_source: Path, tmp_path: Path)
     with process:
         wait(process, lambda: converting(tmp_path))
         process.terminate()
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
 
 
@@ -110,7 +110,7 @@ def test_a_download_stops_at_the_next_piece(
         with started("quantize", "org/tiny", tmp_path / "out", NO_PROXY="127.0.0.1", **environment) as process:
             wait(process, lambda: hub.sent("Signature") > 1_000_000)
             process.send_signal(stop)
-            stdout, stderr = process.communicate(timeout=60)
+            stdout, stderr = process.communicate(timeout=600)
         assert hub.sent("Signature") < 30_000_000
     assert process.returncode == code
     assert stdout == ""
@@ -137,12 +137,12 @@ def test_an_evaluation_can_be_continued(dense_source: Path, tmp_path: Path) -> N
     with started(*words) as process:
         wait(process, lambda: records() >= 5)
         process.terminate()
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 143
     assert stdout == ""
     assert "of 80 requests are recorded\n  -> run the same command again to continue" in stderr
     assert 5 <= records() < 80
     with started(*words) as process:
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     assert records() == 80

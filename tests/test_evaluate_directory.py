@@ -234,7 +234,7 @@ def child(path: Path, pause_s: float) -> "subprocess.Popen[str]":
 
 
 def wait_for_records(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while sum(len(p.read_bytes().splitlines()) for p in path.glob("cells/*/records.jsonl")) < count:
         assert time.monotonic() < deadline, "no records"
         time.sleep(0.01)

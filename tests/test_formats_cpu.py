@@ -209,7 +209,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     queue: multiprocessing.Queue[int] = context.Queue()
     child = context.Process(target=_quantize_in_child, args=(queue,))
     child.start()
-    assert queue.get(timeout=60) == expected
+    assert queue.get(timeout=600) == expected
     child.join()
 
 
