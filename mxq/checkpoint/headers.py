@@ -116,6 +116,13 @@ def header_length(file: Path, prefix: bytes, size: int) -> int:
     return length
 
 
+def encode_header(header: dict[str, Any]) -> bytes:
+    """Return what a file begins with: the length of ``header`` and its JSON, padded to a multiple of eight bytes."""
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object of which no key occurs twice and no number is NaN or infinite.
 

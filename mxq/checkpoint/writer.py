@@ -4,15 +4,14 @@ Shards are laid out first; each file then gets its header, and the tensors are f
 between tensors, so that nothing larger than a piece is ever in memory.
 """
 
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mxq.checkpoint.headers import SIZES, nbytes
+from mxq.checkpoint.headers import SIZES, encode_header, nbytes
 from mxq.checkpoint.reader import SINGLE
 
 if TYPE_CHECKING:
@@ -69,15 +68,19 @@ def layout(groups: Iterable[Sequence[TensorSpec]], max_shard_size: int) -> list[
 
 
 def index(shards: Sequence[Shard]) -> dict[str, Any] | None:
-    """Return the content of the index file, or None where there is one shard and hence no index.
+    """Return the content of the index file, or None where there is one shard and hence no index."""
+    if len(shards) == 1:
+        return None
+    return index_of({tensor.name: (tensor.nbytes, shard.file) for shard in shards for tensor in shard.tensors})
+
+
+def index_of(tensors: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    """Return the content of the index of ``tensors``: name -> bytes and file.
 
     ``total_size`` is the bytes of all tensors, as transformers counts it.
     """
-    if len(shards) == 1:
-        return None
-    tensors = {tensor.name: (tensor, shard.file) for shard in shards for tensor in shard.tensors}
     return {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor, _ in tensors.values())},
+        "metadata": {"total_size": sum(size for size, _ in tensors.values())},
         "weight_map": {name: file for name, (_, file) in sorted(tensors.items())},
     }
 
@@ -96,11 +99,10 @@ class ShardWriter:
             header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
             self._next[tensor.name], self._end[tensor.name] = offset, end
             offset = end
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
-        self._start = 8 + len(text)
+        begin = encode_header(header)
+        self._start = len(begin)
         self._descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        self._put(0, memoryview(len(text).to_bytes(8, "little") + text))
+        self._put(0, memoryview(begin))
 
     def append(self, name: str, values: "torch.Tensor") -> None:
         """Write the next bytes of tensor ``name``."""

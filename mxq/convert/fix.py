@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mxq.checkpoint.headers import parse_json
+from mxq.checkpoint.headers import encode_header, parse_json
 from mxq.checkpoint.quantization import exclude_entries, quark_config
 from mxq.checkpoint.reader import INDEX, SINGLE, inside
+from mxq.checkpoint.writer import index_of
 from mxq.convert.beside import CARD, MANIFEST, copied_files, left_files
 from mxq.convert.claims import Quark, claims_of
 from mxq.convert.decide import base_name
@@ -137,9 +138,7 @@ def _with_header(source: Path, target: Path, relabel: set[str]) -> None:
         metadata = header.pop("__metadata__", {}) | {"format": "pt"}
         for name in relabel:
             header[name]["dtype"] = "U8"
-        text = json.dumps({"__metadata__": metadata} | header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
-        out.write(len(text).to_bytes(8, "little") + text)
+        out.write(encode_header({"__metadata__": metadata} | header))
         shutil.copyfileobj(stream, out, _BYTES_AT_ONCE)
 
 
@@ -148,13 +147,7 @@ def _index(opened: Opened, directory: Path) -> list[str]:
     checkpoint = opened.checkpoint
     if list(checkpoint.metadata) == [SINGLE]:
         return ["the index left out: one file needs none"] if checkpoint.index is not None else []
-    tensors = checkpoint.tensors
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {
-            opened.stored.get(name, name): tensors[name].file.name
-            for name in sorted(tensors, key=lambda name: opened.stored.get(name, name))
-        },
-    }
+    tensors = checkpoint.tensors.values()
+    index = index_of({opened.stored.get(t.name, t.name): (t.nbytes, t.file.name) for t in tensors})
     write_json(directory / INDEX, index)
     return [] if index == checkpoint.index else ["index written anew"]

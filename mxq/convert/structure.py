@@ -115,7 +115,7 @@ def _tensors(opened: Opened) -> tuple[str, list[Problem]]:
             alone.append(name)
         elif packed.dtype != "U8":
             unpacked.append(f"{opened.stored.get(weight, weight)} {packed.dtype}")
-        elif not _fit(packed, tensor) and defects.loads_packed(weight):
+        elif not (len(packed.shape) > 1 and fit(packed, tensor)) and defects.loads_packed(weight):
             apart.append(f"{opened.stored.get(weight, weight)} {list(packed.shape)} with scales {list(tensor.shape)}")
     bare = [
         opened.stored.get(name, name)
@@ -138,9 +138,10 @@ def _tensors(opened: Opened) -> tuple[str, list[Problem]]:
     return f"{len(scales)} packed weights with their scales", problems
 
 
-def _fit(packed: TensorInfo, scale: TensorInfo) -> bool:
+def fit(packed: TensorInfo, scale: TensorInfo) -> bool:
+    """Tell whether codes [..., K/2] and scales [..., K/32] are of one shape."""
     return (
-        len(packed.shape) > 1
+        min(len(packed.shape), len(scale.shape)) > 0
         and packed.shape[:-1] == scale.shape[:-1]
         and packed.shape[-1] * 2 == scale.shape[-1] * BLOCK
     )

@@ -7,7 +7,7 @@ import torch
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.headers import DTYPES
 from mxq.convert.findings import Problem, Report, about
-from mxq.convert.structure import scales_of
+from mxq.convert.structure import fit, scales_of
 from mxq.formats.mxfp4 import BLOCK
 from mxq.progress import Advance, progress
 
@@ -46,10 +46,7 @@ def check_values(checkpoint: Checkpoint, report: Report) -> None:
 
 def _is_packed(checkpoint: Checkpoint, scale: str, weight: str) -> bool:
     tensor = checkpoint.tensors.get(weight)
-    if tensor is None or tensor.dtype != "U8" or not tensor.shape:
-        return False
-    *axes, width = tensor.shape
-    return checkpoint.tensors[scale].shape == (*axes, width * 2 // BLOCK) and width * 2 % BLOCK == 0
+    return tensor is not None and tensor.dtype == "U8" and fit(tensor, checkpoint.tensors[scale])
 
 
 def _scales(checkpoint: Checkpoint, scales: dict[str, str], advance: Advance) -> tuple[str, list[Problem]]:
