@@ -1,6 +1,7 @@
 """Files that are never half-written, their checksums, and a record of what made them."""
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -42,6 +43,24 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as stream:
         stream.write(text + "\n")
+
+
+def lock(descriptor: int) -> str | None:
+    """Lock an open lock file for this process; return None, or who holds it if another process does.
+
+    The kernel drops the lock with the process, however it ends; so a lock file that is there means nothing.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+    return None
+
+
+def sign(descriptor: int) -> None:
+    """Write this process's id into the lock file that it holds."""
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
 
 
 def sha256_file(path: Path) -> str:

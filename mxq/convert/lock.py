@@ -1,11 +1,11 @@
 """A directory that one process at a time works in, and that is gone when there was nothing to be left in it."""
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from mxq import files
 from mxq.errors import MxqError, UsageError
 
 LOCK = ".lock"
@@ -29,8 +29,7 @@ def locked(work: Path, out: Path) -> Iterator[None]:
         work.mkdir(exist_ok=True)
         descriptor = _locked_file(work / LOCK, out)
     try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        files.sign(descriptor)
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -50,7 +49,6 @@ def refuse_locked(work: Path, out: Path) -> None:
 def _locked_file(file: Path, out: Path) -> int | None:
     """Return a descriptor of the locked file; None if whoever held it has just removed it."""
     try:
-        # The kernel drops the lock with the process, however it ends; so a lock file that is there means nothing.
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:
         return None
@@ -69,13 +67,10 @@ def _locked_file(file: Path, out: Path) -> int | None:
 
 def _lock(descriptor: int, work: Path, out: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        raise UsageError(
-            f"another process ({holder or 'unknown'}) is converting into {out}", "wait for it, or name another output"
-        ) from None
+        holder = files.lock(descriptor)
     except OSError as error:
         raise MxqError(
             f"{work} cannot be locked: {error.strerror}", "name an output on a file system that has locks"
         ) from None
+    if holder is not None:
+        raise UsageError(f"another process ({holder}) is converting into {out}", "wait for it, or name another output")

@@ -9,7 +9,6 @@
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -151,18 +150,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # The kernel drops the lock with the process, however it ends; so a lock file that is there means nothing.
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(fd, 32).decode(errors="replace").strip()
+        holder = files.lock(fd)
+        if holder is not None:
             raise UsageError(
-                f"another process ({holder or 'unknown'}) is running in {path}", "wait for it, or use another directory"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+                f"another process ({holder}) is running in {path}", "wait for it, or use another directory"
+            )
+        files.sign(fd)
         yield
     finally:
         os.close(fd)
