@@ -29,9 +29,9 @@ from mxq.checkpoint import Checkpoint
 from mxq.cli import main as mxq
 from mxq.decode.ties import parting
 from mxq.engines import Decoder
-from mxq.engines.inprocess import InProcessEngine
-from mxq.evaluate import Plan, Record, Request, Run, measure, prepare, read_run
+from mxq.evaluate import Plan, Record, Request, Run, measure, read_run
 from mxq.evaluate.directory import open_run
+from mxq.evaluate.inprocess import prepared
 from mxq.evaluate.runner import complete, environment
 from mxq.progress import progress
 from mxq.report import Summary, summarise
@@ -82,7 +82,7 @@ def _measure(request: Request, out: Path, jobs: int) -> Run:
     """Measure as :func:`mxq.evaluate.measure` does, each prompt in one of ``jobs`` processes."""
     if jobs == 1:
         return measure(request, out)
-    plan, _, engine = _prepare(request)
+    plan, _, engine = prepared(request)
     with (
         multiprocessing.get_context("spawn").Pool(jobs, _open, (request,)) as pool,
         open_run(out, plan, environment(engine)) as cells,
@@ -107,15 +107,6 @@ def _measure(request: Request, out: Path, jobs: int) -> Run:
     return read_run(out)
 
 
-def _prepare(request: Request) -> tuple[Plan, ChatTemplate, InProcessEngine]:
-    plan, template = prepare(request, engine=InProcessEngine.name, semantics=InProcessEngine.semantics)
-    settings = plan.settings
-    engine = InProcessEngine(
-        dtype=settings.dtype, device=settings.device, sampling=settings.sampling, eos_token_ids=settings.eos_token_ids
-    )
-    return plan, template, engine
-
-
 _worker: tuple[Plan, ChatTemplate, list[Decoder]]
 _models = contextlib.ExitStack()
 
@@ -123,7 +114,7 @@ _models = contextlib.ExitStack()
 def _open(request: Request) -> None:
     """Load every arm into this process, for as long as it lives."""
     global _worker
-    plan, template, engine = _prepare(request)
+    plan, template, engine = prepared(request)
     _worker = plan, template, _models.enter_context(engine.open([plan.engine_arm(arm) for arm in plan.arms]))
 
 
