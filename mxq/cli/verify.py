@@ -36,11 +36,7 @@ Examples:
 
 @click.command(epilog=_EPILOG)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--against",
-    metavar="MODEL",
-    help="The source: a directory, a hub id, or a testbed model.",
-)
+@click.option("--against", metavar="MODEL", help="The source: a directory, a hub id, or a testbed model.")
 @click.option(
     "--rows",
     type=click.IntRange(min=0),
