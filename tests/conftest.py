@@ -1,12 +1,16 @@
 """Models that several test files decode with."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from conversion import convert
 from decoding import Models
+from hub import Hub, running
+from hub_runner import Runner
 
 from mxq import decode, testbed
 
@@ -74,3 +78,28 @@ def dense_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def moe_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As ``source``, for what only MoE models have."""
     return tiny.write_target(tmp_path_factory.mktemp("source") / "moe", moe=True)
+
+
+@pytest.fixture(scope="session")
+def converted_dense(dense_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``mxq quantize`` makes of ``dense_source``. Not to be changed: copy it."""
+    return convert(dense_source, tmp_path_factory.mktemp("converted") / "dense")
+
+
+@pytest.fixture(scope="session")
+def converted_moe(moe_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``converted_dense``, of ``moe_source``."""
+    return convert(moe_source, tmp_path_factory.mktemp("converted") / "moe")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A hub of this test's own, empty."""
+    with running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def mxq(hub: Hub, tmp_path: Path) -> Runner:
+    """``mxq`` with that hub and a cache of its own."""
+    return Runner(hub, tmp_path / "home")

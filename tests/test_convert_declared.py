@@ -8,22 +8,17 @@ import pytest
 import torch
 import transformers
 from checkpoints import Tensors, edit_json, reseal, rewrite
+from conversion import convert
 
 from mxq import testbed
 from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.convert import recipe
 from mxq.convert.declared import contradictions
 from mxq.convert.plan import plan
-from mxq.convert.run import run
 from mxq.convert.verify import verify
 from mxq.errors import UsageError
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
-
-
-def convert(source: Path, out: Path, **options: Any) -> Path:
-    run(plan(Checkpoint.open(source), recipe.load("mxfp4"), **options), out, str(source))
-    return out
 
 
 def set_sizes(path: Path, sizes: dict[str, Any]) -> None:

@@ -12,25 +12,11 @@ import torch
 from checkpoints import Tensors, edit_json, metadata, raw_headers, read_all, reseal, rewrite
 from safetensors.torch import save_file
 
-from mxq.checkpoint import Checkpoint
-from mxq.convert import recipe
 from mxq.convert.fix import fix
-from mxq.convert.plan import plan
-from mxq.convert.run import run
 from mxq.convert.verify import verify
 from mxq.errors import MismatchError, UsageError
 
 INDEX = "model.safetensors.index.json"
-
-
-def converted(source: Path, out: Path) -> Path:
-    run(plan(Checkpoint.open(source), recipe.load("mxfp4")), out, str(source))
-    return out
-
-
-@pytest.fixture(scope="module")
-def moe(moe_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return converted(moe_source, tmp_path_factory.mktemp("converted") / "moe")
 
 
 def fixed(path: Path, out: Path, source: Path | None = None) -> str:
@@ -66,19 +52,23 @@ def forget(entries: Callable[[str], bool]) -> Callable[[dict[str, Any]], object]
     ids=["mtp", "all", "vision-and-half-a-group"],
 )
 def test_a_list_that_lacks_entries(
-    moe: Path, moe_source: Path, tmp_path: Path, form: Callable[[Path, Path], Path], edit: Callable[[Any], object]
+    converted_moe: Path,
+    moe_source: Path,
+    tmp_path: Path,
+    form: Callable[[Path, Path], Path],
+    edit: Callable[[Any], object],
 ) -> None:
-    path = form(moe, tmp_path / "theirs")
+    path = form(converted_moe, tmp_path / "theirs")
     edit_json(path / "config.json", lambda content: edit(content["quantization_config"]))
     done = fixed(path, tmp_path / "out", moe_source)
     assert "written anew" in done
     key = done.partition(" ")[0]
-    ours = json.loads((moe / "config.json").read_text())["quantization_config"]["exclude"]
+    ours = json.loads((converted_moe / "config.json").read_text())["quantization_config"]["exclude"]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"][key] == ours
 
 
-def test_entries_that_name_too_much_globs_and_missing_keys(moe: Path, tmp_path: Path) -> None:
-    path = foreign.quark(moe, tmp_path / "theirs")
+def test_entries_that_name_too_much_globs_and_missing_keys(converted_moe: Path, tmp_path: Path) -> None:
+    path = foreign.quark(converted_moe, tmp_path / "theirs")
 
     def edit(config: dict[str, Any]) -> None:
         config["exclude"] += ["*mtp*", "re:.*experts.*", "model.language_model.layers.0.mlp.experts"]
@@ -88,8 +78,10 @@ def test_entries_that_name_too_much_globs_and_missing_keys(moe: Path, tmp_path: 
     assert "export added, layer_type_quant_config added" in fixed(path, tmp_path / "out")
 
 
-def test_scales_labelled_as_numbers_and_shards_without_metadata(moe: Path, moe_source: Path, tmp_path: Path) -> None:
-    path = foreign.shards(foreign.quark(moe, tmp_path / "theirs"), 3)
+def test_scales_labelled_as_numbers_and_shards_without_metadata(
+    converted_moe: Path, moe_source: Path, tmp_path: Path
+) -> None:
+    path = foreign.shards(foreign.quark(converted_moe, tmp_path / "theirs"), 3)
     first = path / "model-00001-of-00003.safetensors"
     for file, held in ((f, {"made by": "hand"} if f == first else None) for f in sorted(path.glob("*.safetensors"))):
         names = raw_headers(path)[file.name]
@@ -104,8 +96,8 @@ def test_scales_labelled_as_numbers_and_shards_without_metadata(moe: Path, moe_s
     assert {dtypes[name] for name in dtypes if name.endswith("_scale")} == {"U8"}
 
 
-def test_indexes(moe: Path, moe_source: Path, tmp_path: Path) -> None:
-    path = foreign.shards(foreign.compressed_tensors(moe, tmp_path / "theirs"), 3)
+def test_indexes(converted_moe: Path, moe_source: Path, tmp_path: Path) -> None:
+    path = foreign.shards(foreign.compressed_tensors(converted_moe, tmp_path / "theirs"), 3)
     right = json.loads((path / INDEX).read_text())
     edit_json(path / INDEX, lambda index: index["metadata"].update(total_size=0))
     assert fixed(path, tmp_path / "a", moe_source) == "weights copied as they are, index written anew"
@@ -115,16 +107,16 @@ def test_indexes(moe: Path, moe_source: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b" / INDEX).read_text()) == right
     (path / INDEX).write_text("{")
     fixed(path, tmp_path / "c")
-    one = foreign.quark(moe, tmp_path / "one")
+    one = foreign.quark(converted_moe, tmp_path / "one")
     (one / INDEX).write_text(json.dumps(right))
     assert "the index left out: one file needs none" in fixed(one, tmp_path / "d")
     assert not (tmp_path / "d" / INDEX).exists()
 
 
 def test_files_that_are_left_over_are_left_behind(
-    moe: Path, moe_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    converted_moe: Path, moe_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = foreign.quark(moe, tmp_path / "theirs")
+    path = foreign.quark(converted_moe, tmp_path / "theirs")
     save_file({"lm_head.weight": torch.zeros(2, 2)}, path / "model-00009.safetensors", {"format": "pt"})
     (path / "pytorch_model.bin").write_bytes(b"")
     (path / "README.md").write_text("theirs")
@@ -144,8 +136,8 @@ def refused(path: Path, out: Path, source: Path | None = None) -> MismatchError:
     return error.value
 
 
-def test_what_lies_in_the_weights_is_refused(moe: Path, moe_source: Path, tmp_path: Path) -> None:
-    path = foreign.quark(moe, tmp_path / "theirs")
+def test_what_lies_in_the_weights_is_refused(converted_moe: Path, moe_source: Path, tmp_path: Path) -> None:
+    path = foreign.quark(converted_moe, tmp_path / "theirs")
     name = "model.language_model.layers.0.mlp.experts.1.up_proj.weight"
 
     def damage(tensors: Tensors) -> None:
@@ -158,20 +150,20 @@ def test_what_lies_in_the_weights_is_refused(moe: Path, moe_source: Path, tmp_pa
     assert "row 3 is not what the source's row quantizes to" in error.message
 
 
-def test_what_mxq_made_or_autoround_lists_or_is_right_is_refused(moe: Path, tmp_path: Path) -> None:
+def test_what_mxq_made_or_autoround_lists_or_is_right_is_refused(converted_moe: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no problem, so there is nothing to fix"):
-        fix(moe, tmp_path / "out", verify(moe))
-    ours = shutil.copytree(moe, tmp_path / "ours")
+        fix(converted_moe, tmp_path / "out", verify(converted_moe))
+    ours = shutil.copytree(converted_moe, tmp_path / "ours")
     edit_json(ours / "config.json", lambda content: content["quantization_config"]["exclude"].append("*mtp*"))
     reseal(ours)
     assert "mxq made" in refused(ours, tmp_path / "out").message
-    theirs = foreign.autoround(moe, tmp_path / "theirs")
+    theirs = foreign.autoround(converted_moe, tmp_path / "theirs")
     edit_json(theirs / "config.json", lambda content: content["quantization_config"].update(extra_config={}))
     assert "are not quantized, but no extra_config entry" in refused(theirs, tmp_path / "out").message
 
 
-def test_an_output_that_is_not_empty_is_not_touched(moe: Path, tmp_path: Path) -> None:
-    path = foreign.quark(moe, tmp_path / "theirs")
+def test_an_output_that_is_not_empty_is_not_touched(converted_moe: Path, tmp_path: Path) -> None:
+    path = foreign.quark(converted_moe, tmp_path / "theirs")
     edit_json(path / "config.json", lambda content: content["quantization_config"]["exclude"].append("*mtp*"))
     with pytest.raises(UsageError, match="is not empty"):
         fix(path, path, verify(path))

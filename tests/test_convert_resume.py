@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import conversion
 import pytest
 import torch
 from checkpoints import rewrite
@@ -21,7 +22,6 @@ from mxq.checkpoint.writer import ShardWriter
 from mxq.convert import recipe
 from mxq.convert.journal import Journal
 from mxq.convert.plan import plan
-from mxq.convert.run import run
 from mxq.convert.verify import verify
 from mxq.errors import InterruptedRunError, MxqError, UsageError
 from mxq.files import versions
@@ -31,8 +31,7 @@ MOMENTS = ("before_recording", "while_recording", "after_recording", "in_a_shard
 
 
 def convert(source: Path, out: Path, name: str = "mxfp4", **options: Any) -> Path:
-    run(plan(Checkpoint.open(source), recipe.load(name), **{"max_shard_size": SHARD, **options}), out, str(source))
-    return out
+    return conversion.convert(source, out, name, **{"max_shard_size": SHARD, **options})
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:

@@ -13,6 +13,7 @@ import torch
 import vllm_matching as vllm
 import yaml
 from checkpoints import Tensors, edit_json, metadata, raw_headers, read_all, rewrite, sparse_copy
+from conversion import convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,18 +21,12 @@ from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.checkpoint.writer import ShardWriter, TensorSpec, layout
 from mxq.convert import decide, recipe
 from mxq.convert.plan import plan
-from mxq.convert.run import run
 from mxq.convert.staging import staged
 from mxq.convert.verify import verify
 from mxq.errors import MxqError, UsageError
 from mxq.models import qwen35
 
 VECTORS = Path(__file__).parent / "data" / "quark_mxfp4_even.npz"
-
-
-def convert(source: Path, out: Path, name: str = "mxfp4", **options: Any) -> Path:
-    run(plan(Checkpoint.open(source), recipe.load(name), **options), out, str(source))
-    return out
 
 
 def ordinary_blocks() -> tuple[torch.Tensor, np.ndarray, np.ndarray]:

@@ -10,31 +10,13 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import Tensors, edit_json, read_all, reseal, rewrite
+from conversion import convert
 
-from mxq.checkpoint import Checkpoint
-from mxq.convert import recipe
-from mxq.convert.plan import plan
-from mxq.convert.run import run
 from mxq.convert.verify import verify
 from mxq.errors import MxqError, UsageError
 
 DENSE = "model.language_model.layers.1."
 EXPERTS = "model.language_model.layers.2.mlp.experts"
-
-
-def convert(source: Path, out: Path, **options: Any) -> Path:
-    run(plan(Checkpoint.open(source), recipe.load("mxfp4"), **options), out, str(source))
-    return out
-
-
-@pytest.fixture(scope="module")
-def dense(dense_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(dense_source, tmp_path_factory.mktemp("converted") / "dense")
-
-
-@pytest.fixture(scope="module")
-def moe(moe_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(moe_source, tmp_path_factory.mktemp("converted") / "moe")
 
 
 def defective(
@@ -76,17 +58,17 @@ def test_what_mxq_writes_has_no_problem(source: Path, tmp_path: Path, experts: s
     assert found(out, source) == []  # so that what is found in a resealed copy is the defect and not the seal
 
 
-def test_any_changed_byte_is_found_by_its_checksum(dense: Path, tmp_path: Path) -> None:
+def test_any_changed_byte_is_found_by_its_checksum(converted_dense: Path, tmp_path: Path) -> None:
     for name in ("model.safetensors", "tokenizer.json", "layers.jsonl", "README.md"):
-        path = shutil.copytree(dense, tmp_path / name)
+        path = shutil.copytree(converted_dense, tmp_path / name)
         content = bytearray((path / name).read_bytes())
         content[-2] ^= 1
         (path / name).write_bytes(content)
         assert f"{name} changed after it was written: its sha256 is not that in the manifest" in found(path)
 
 
-def test_files_and_manifest_that_come_or_go(dense: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(dense, tmp_path / "a")
+def test_files_and_manifest_that_come_or_go(converted_dense: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(converted_dense, tmp_path / "a")
     (path / "pytorch_model.bin").write_bytes(b"")
     (path / "generation_config.json").unlink()
     assert found(path) == [
@@ -114,9 +96,9 @@ def test_files_and_manifest_that_come_or_go(dense: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_manifest_without_its_parts_is_a_problem_with_and_without_a_source(
-    dense: Path, dense_source: Path, tmp_path: Path, edit: Callable[[Any], object], reason: str
+    converted_dense: Path, dense_source: Path, tmp_path: Path, edit: Callable[[Any], object], reason: str
 ) -> None:
-    path = shutil.copytree(dense, tmp_path / "defective")
+    path = shutil.copytree(converted_dense, tmp_path / "defective")
     edit_json(path / "mxq_manifest.json", edit)
     for source in (None, dense_source):
         (problem,) = found(path, source)
@@ -124,44 +106,48 @@ def test_a_manifest_without_its_parts_is_a_problem_with_and_without_a_source(
         assert reason in problem
 
 
-def test_one_code_and_one_scale_are_found_by_quantizing_again(dense: Path, dense_source: Path, tmp_path: Path) -> None:
+def test_one_code_and_one_scale_are_found_by_quantizing_again(
+    converted_dense: Path, dense_source: Path, tmp_path: Path
+) -> None:
     def flip(tensors: Tensors) -> None:
         tensors[DENSE + "mlp.up_proj.weight"][300, 17] ^= 1
         tensors[DENSE + "mlp.down_proj.weight_scale"][9, 3] += 1
 
-    path = defective(dense, tmp_path, flip)
+    path = defective(converted_dense, tmp_path, flip)
     assert found(path) == []  # sound in itself
     (problem,) = verify(path, dense_source, rows=0).problems
     assert problem.what == f"{DENSE}mlp.down_proj row 9 (and 1 more) is not what the source's row quantizes to"
     assert problem.places == (f"{DENSE}mlp.down_proj row 9", f"{DENSE}mlp.up_proj row 300")
 
 
-def test_the_sample_moves_with_the_seed(dense: Path, dense_source: Path, tmp_path: Path) -> None:
-    path = defective(dense, tmp_path, lambda tensors: tensors[DENSE + "mlp.up_proj.weight"][300:364].bitwise_xor_(1))
+def test_the_sample_moves_with_the_seed(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
+    path = defective(
+        converted_dense, tmp_path, lambda tensors: tensors[DENSE + "mlp.up_proj.weight"][300:364].bitwise_xor_(1)
+    )
     found_by = [bool(verify(path, dense_source, rows=16, seed=seed).problems) for seed in range(20)]
     assert 0 < sum(found_by) < 10  # 79 of the 497 places where 16 rows fit touch the defect
     assert verify(path, dense_source, rows=16, seed=found_by.index(True)).problems
 
 
-def test_experts_in_the_wrong_order_are_found(moe: Path, moe_source: Path, tmp_path: Path) -> None:
+def test_experts_in_the_wrong_order_are_found(converted_moe: Path, moe_source: Path, tmp_path: Path) -> None:
     def swap(tensors: Tensors) -> None:
         for suffix in ("weight", "weight_scale"):
             gate, up = (f"{EXPERTS}.1.{projection}_proj.{suffix}" for projection in ("gate", "up"))
             tensors[gate], tensors[up] = tensors[up], tensors[gate]
 
-    gate, up = found(defective(moe, tmp_path, swap), moe_source)
+    gate, up = found(defective(converted_moe, tmp_path, swap), moe_source)
     assert re.fullmatch(rf"{EXPERTS}\.1\.gate_proj \(-[23]\.\d dB\): it holds up_proj: the two are swapped", gate)
     assert re.fullmatch(rf"{EXPERTS}\.1\.up_proj \(-[23]\.\d dB\): it holds gate_proj: the two are swapped", up)
 
 
-def test_copies_that_are_none_are_found(moe: Path, moe_source: Path, tmp_path: Path) -> None:
+def test_copies_that_are_none_are_found(converted_moe: Path, moe_source: Path, tmp_path: Path) -> None:
     def edit(tensors: Tensors) -> None:
         tensors["mtp.layers.0.mlp.experts.2.up_proj.weight"][5, 5] += 1
         tensors["model.visual.pos_embed.weight"][0, 0] += 1
         name = "model.language_model.layers.0.linear_attn.A_log"
         tensors[name] = tensors[name].bfloat16()
 
-    problems = found(defective(moe, tmp_path, edit), moe_source)
+    problems = found(defective(converted_moe, tmp_path, edit), moe_source)
     assert problems == ["model.language_model.layers.0.linear_attn.A_log is BF16 [4], in the source F32 [4]"]
     shutil.rmtree(tmp_path / "defective")
 
@@ -170,25 +156,25 @@ def test_copies_that_are_none_are_found(moe: Path, moe_source: Path, tmp_path: P
         edit(tensors)
         tensors["model.language_model.layers.0.linear_attn.A_log"] = original
 
-    (problem,) = verify(defective(moe, tmp_path, less), moe_source, rows=0).problems
+    (problem,) = verify(defective(converted_moe, tmp_path, less), moe_source, rows=0).problems
     assert problem.places == ("model.visual.pos_embed.weight", "mtp.layers.0.mlp.experts.2.up_proj.weight")
     first = f"{problem.places[0]} (and 1 more)"
     assert problem.what == f"{first}, which are not quantized, are not the same bytes as in the source"
 
 
-def test_tensors_that_are_missing_or_too_many(dense: Path, dense_source: Path, tmp_path: Path) -> None:
+def test_tensors_that_are_missing_or_too_many(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
     def edit(tensors: Tensors) -> None:
         del tensors["mtp.fc.weight"]
         del tensors[DENSE + "mlp.up_proj.weight"], tensors[DENSE + "mlp.up_proj.weight_scale"]
         tensors["model.extra.weight"] = torch.zeros(2, 2, dtype=torch.bfloat16)
 
-    assert found(defective(dense, tmp_path, edit), dense_source) == [
+    assert found(defective(converted_dense, tmp_path, edit), dense_source) == [
         f"{DENSE}mlp.up_proj.weight (and 1 more) of the source are missing",
         "model.extra.weight is not in the source",
     ]
 
 
-def test_codes_and_scales_that_do_not_belong_together(dense: Path, tmp_path: Path) -> None:
+def test_codes_and_scales_that_do_not_belong_together(converted_dense: Path, tmp_path: Path) -> None:
     def edit(tensors: Tensors) -> None:
         del tensors[DENSE + "mlp.gate_proj.weight_scale"]
         del tensors[DENSE + "mlp.up_proj.weight"]
@@ -196,7 +182,7 @@ def test_codes_and_scales_that_do_not_belong_together(dense: Path, tmp_path: Pat
         tensors[scale] = tensors[scale][:, :-1]
         tensors[DENSE + "linear_attn.in_proj_z.weight"] = torch.zeros(256, 256, dtype=torch.bfloat16)
 
-    problems = found(defective(dense, tmp_path, edit))
+    problems = found(defective(converted_dense, tmp_path, edit))
     assert f"{DENSE}mlp.gate_proj.weight is packed, but its scales are missing" in problems
     assert f"{DENSE}mlp.up_proj.weight_scale belongs to a weight that is not there" in problems
     both = f"{DENSE}mlp.down_proj.weight [256, 256] with scales [256, 15]"
@@ -204,18 +190,18 @@ def test_codes_and_scales_that_do_not_belong_together(dense: Path, tmp_path: Pat
     assert f"{DENSE}linear_attn.in_proj_z.weight BF16 has scales but is not packed" in problems
 
 
-def test_scales_of_another_type_or_without_meaning(dense: Path, tmp_path: Path) -> None:
+def test_scales_of_another_type_or_without_meaning(converted_dense: Path, tmp_path: Path) -> None:
     def edit(tensors: Tensors) -> None:
         name = DENSE + "mlp.up_proj.weight_scale"
         tensors[name] = tensors[name].view(torch.float8_e8m0fnu)
         tensors[DENSE + "mlp.down_proj.weight_scale"][255, 15] = 255
 
-    problems = found(defective(dense, tmp_path, edit))
+    problems = found(defective(converted_dense, tmp_path, edit))
     assert any(what.startswith(f"{DENSE}mlp.up_proj.weight_scale: scales of type F8_E8M0 vLLM") for what in problems)
     assert f"{DENSE}mlp.down_proj.weight_scale holds scales that mean NaN" in problems
 
 
-def test_a_config_that_does_not_name_what_is_unquantized(moe: Path, tmp_path: Path) -> None:
+def test_a_config_that_does_not_name_what_is_unquantized(converted_moe: Path, tmp_path: Path) -> None:
     """The defect of other converters: bf16 MTP experts that no entry names."""
 
     def forget_experts(config: dict[str, Any]) -> None:
@@ -223,7 +209,7 @@ def test_a_config_that_does_not_name_what_is_unquantized(moe: Path, tmp_path: Pa
             e for e in config["exclude"] if "mtp.layers.0.mlp.experts" not in e and e != r"re:.*mtp\..*"
         ]
 
-    (problem,) = verify(defective(moe, tmp_path, config=forget_experts)).problems
+    (problem,) = verify(defective(converted_moe, tmp_path, config=forget_experts)).problems
     assert problem.what.startswith(
         "the MTP experts mtp.layers.0.mlp.experts.0.down_proj (and 11 more) are not quantized, but no exclude entry "
         "says so"
@@ -232,7 +218,7 @@ def test_a_config_that_does_not_name_what_is_unquantized(moe: Path, tmp_path: Pa
     assert problem.rewritable
 
 
-def test_globs_and_patterns_that_match_nothing_in_vllm(moe: Path, tmp_path: Path) -> None:
+def test_globs_and_patterns_that_match_nothing_in_vllm(converted_moe: Path, tmp_path: Path) -> None:
     def globs(config: dict[str, Any]) -> None:
         config["exclude"] = [
             "lm_head",
@@ -243,22 +229,22 @@ def test_globs_and_patterns_that_match_nothing_in_vllm(moe: Path, tmp_path: Path
             "*mlp.shared_expert*",
         ]
 
-    problems = found(defective(moe, tmp_path, config=globs))
+    problems = found(defective(converted_moe, tmp_path, config=globs))
     assert problems[0].startswith("the exclude entries '*mtp*' (and 4 more) are globs, and match nothing")
     for start in ("the MTP experts mtp.layers.0.mlp.experts.0.down_proj (and 11 more)", "mtp.", "model.visual.blocks."):
         assert any(problem.startswith(start) and "no exclude entry says so" in problem for problem in problems)
 
 
-def test_a_config_that_calls_quantized_weights_unquantized(dense: Path, tmp_path: Path) -> None:
+def test_a_config_that_calls_quantized_weights_unquantized(converted_dense: Path, tmp_path: Path) -> None:
     entry = "language_model.model.layers.1.mlp.gate_proj"
-    path = defective(dense, tmp_path, config=lambda config: config["exclude"].append(entry))
+    path = defective(converted_dense, tmp_path, config=lambda config: config["exclude"].append(entry))
     assert found(path) == [
         f"{DENSE}mlp.gate_proj is quantized, but exclude tells vLLM that it is not",
         f"exclude names only a part of {DENSE}mlp.gate_up_proj; vLLM merges it and refuses",
     ]
 
 
-def test_experts_silently_left_in_bf16(moe: Path, moe_source: Path, tmp_path: Path) -> None:
+def test_experts_silently_left_in_bf16(converted_moe: Path, moe_source: Path, tmp_path: Path) -> None:
     """The defect of another converter: success reported, global MXFP4 in the config, no expert quantized."""
 
     def put_back(tensors: Tensors) -> None:
@@ -268,30 +254,32 @@ def test_experts_silently_left_in_bf16(moe: Path, moe_source: Path, tmp_path: Pa
             {n: t for n, t in read_all(moe_source).items() if n.endswith(("gate_up_proj", "experts.down_proj"))}
         )
 
-    problems = found(defective(moe, tmp_path, put_back))
+    problems = found(defective(converted_moe, tmp_path, put_back))
     assert problems[0] == "quantization_config claims MXFP4, but no weight is quantized"
     assert problems[1].startswith(
         "the routed experts model.language_model.layers.0.mlp.experts.0.down_proj (and 47 more)"
     )
 
 
-def test_kinds_of_tensors_that_engines_do_not_load_packed(dense: Path, tmp_path: Path) -> None:
+def test_kinds_of_tensors_that_engines_do_not_load_packed(converted_dense: Path, tmp_path: Path) -> None:
     def pack(tensors: Tensors) -> None:
         tensors["model.language_model.embed_tokens.weight"] = torch.zeros(512, 128, dtype=torch.uint8)
         tensors["model.language_model.embed_tokens.weight_scale"] = torch.zeros(512, 8, dtype=torch.uint8)
 
-    assert found(defective(dense, tmp_path, pack)) == [
+    assert found(defective(converted_dense, tmp_path, pack)) == [
         "model.language_model.embed_tokens (embedding) is quantized, and engines load that kind only unquantized"
     ]
 
 
-def test_a_fused_group_stored_in_part(dense: Path, dense_source: Path, tmp_path: Path) -> None:
+def test_a_fused_group_stored_in_part(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
     def mix(tensors: Tensors) -> None:
         name = DENSE + "linear_attn.in_proj_z.weight"
         tensors[name] = read_all(dense_source)[name]
         del tensors[f"{name}_scale"]
 
-    path = defective(dense, tmp_path, mix, lambda config: config["exclude"].append(DENSE + "linear_attn.in_proj_z"))
+    path = defective(
+        converted_dense, tmp_path, mix, lambda config: config["exclude"].append(DENSE + "linear_attn.in_proj_z")
+    )
     assert found(path) == [f"{DENSE}linear_attn.in_proj_qkvz is quantized in part; vLLM merges it and refuses"]
 
 
@@ -305,9 +293,9 @@ def test_a_fused_group_stored_in_part(dense: Path, dense_source: Path, tmp_path:
     ],
 )
 def test_configs_that_engines_do_not_read(
-    dense: Path, tmp_path: Path, edit: Callable[[Any], object], problem: str
+    converted_dense: Path, tmp_path: Path, edit: Callable[[Any], object], problem: str
 ) -> None:
-    path = shutil.copytree(dense, tmp_path / "defective")
+    path = shutil.copytree(converted_dense, tmp_path / "defective")
     edit_json(path / "config.json", edit)
     reseal(path)
     assert any(problem in what for what in found(path))
@@ -330,8 +318,8 @@ def test_files_that_engines_misread(dense_source: Path, tmp_path: Path) -> None:
     assert re.search(r"model-00002-of-\d+\.safetensors is missing, and the index names it", problem)
 
 
-def test_shards_without_the_format_that_transformers_wants(dense: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(dense, tmp_path / "defective")
+def test_shards_without_the_format_that_transformers_wants(converted_dense: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(converted_dense, tmp_path / "defective")
     rewrite(path, lambda tensors: None, {"made by": "hand"})
     reseal(path)
     assert found(path) == [
@@ -339,8 +327,10 @@ def test_shards_without_the_format_that_transformers_wants(dense: Path, tmp_path
     ]
 
 
-def test_config_and_files_that_differ_from_the_source(dense: Path, dense_source: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(dense, tmp_path / "defective")
+def test_config_and_files_that_differ_from_the_source(
+    converted_dense: Path, dense_source: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(converted_dense, tmp_path / "defective")
     edit_json(path / "config.json", lambda config: config["text_config"].update(rms_norm_eps=1e-5))
     (path / "chat_template.jinja").write_text("{{ messages }}")
     reseal(path)
@@ -350,24 +340,24 @@ def test_config_and_files_that_differ_from_the_source(dense: Path, dense_source:
     ]
 
 
-def test_another_source_is_not_taken_for_the_right_one(dense: Path, tmp_path: Path) -> None:
+def test_another_source_is_not_taken_for_the_right_one(converted_dense: Path, tmp_path: Path) -> None:
     import tiny
 
     other = tiny.write_target(tmp_path / "other", seed=1)
-    problems = found(dense, other)
+    problems = found(converted_dense, other)
     assert any("quantizes to" in problem or "same bytes" in problem for problem in problems)
 
 
 def test_broken_files_are_problems_of_the_output_and_errors_of_the_source(
-    dense: Path, dense_source: Path, tmp_path: Path
+    converted_dense: Path, dense_source: Path, tmp_path: Path
 ) -> None:
-    broken = shutil.copytree(dense, tmp_path / "broken")
+    broken = shutil.copytree(converted_dense, tmp_path / "broken")
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     (problem,) = found(broken)
     assert "is truncated" in problem
     with pytest.raises(MxqError, match="is truncated") as error:
-        verify(dense, broken)
+        verify(converted_dense, broken)
     assert error.value.exit_code == 1
     with pytest.raises(UsageError, match=r"holds no config\.json"):
         verify(tmp_path)

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Tensors, read_all, rewrite
+from conversion import convert
 
-from mxq.checkpoint import Checkpoint
-from mxq.convert import misread, recipe
+from mxq.convert import misread
 from mxq.convert.findings import Problem
-from mxq.convert.plan import plan
 from mxq.convert.requantize import FLOOR_DB
-from mxq.convert.run import run
 from mxq.convert.verify import verify
 from mxq.formats import mxfp4
 from mxq.formats.rules import RULES
@@ -28,8 +26,7 @@ EXPERTS = "model.language_model.layers.2.mlp.experts"
 
 
 def converted(source: Path, out: Path) -> Path:
-    run(plan(Checkpoint.open(source), recipe.load("mxfp4")), out / "ours", str(source))
-    return foreign.quark(out / "ours", out / "quark")
+    return foreign.quark(convert(source, out / "ours"), out / "quark")
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,7 @@ import torch
 from checkpoints import Tensors, edit_json, read_all, rewrite
 from safetensors.torch import save_file
 
-from mxq.checkpoint import Checkpoint
-from mxq.convert import recipe
 from mxq.convert.findings import Problem, Report
-from mxq.convert.plan import plan
-from mxq.convert.run import run
 from mxq.convert.verify import verify
 from mxq.formats import mxfp4
 
@@ -26,29 +22,14 @@ MTP_EXPERTS = "mtp.layers.0.mlp.experts"
 FORMS = {"quark": foreign.quark, "compressed-tensors": foreign.compressed_tensors, "auto-round": foreign.autoround}
 
 
-def convert(source: Path, out: Path) -> Path:
-    run(plan(Checkpoint.open(source), recipe.load("mxfp4")), out, str(source))
-    return out
-
-
-@pytest.fixture(scope="module")
-def dense(dense_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(dense_source, tmp_path_factory.mktemp("converted") / "dense")
-
-
-@pytest.fixture(scope="module")
-def moe(moe_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(moe_source, tmp_path_factory.mktemp("converted") / "moe")
+@pytest.fixture
+def quark(converted_dense: Path, tmp_path: Path) -> Path:
+    return foreign.quark(converted_dense, tmp_path / "quark")
 
 
 @pytest.fixture
-def quark(dense: Path, tmp_path: Path) -> Path:
-    return foreign.quark(dense, tmp_path / "quark")
-
-
-@pytest.fixture
-def quark_moe(moe: Path, tmp_path: Path) -> Path:
-    return foreign.quark(moe, tmp_path / "quark-moe")
+def quark_moe(converted_moe: Path, tmp_path: Path) -> Path:
+    return foreign.quark(converted_moe, tmp_path / "quark-moe")
 
 
 def problems(path: Path, source: Path | None = None) -> list[Problem]:
@@ -73,7 +54,7 @@ def covered(report: Report, name: str) -> str:
 def test_a_sound_checkpoint_passes_and_says_what_could_not_be_checked(
     form: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    path = FORMS[form](request.getfixturevalue(kind), tmp_path / "theirs")
+    path = FORMS[form](request.getfixturevalue(f"converted_{kind}"), tmp_path / "theirs")
     report = verify(path, request.getfixturevalue(f"{kind}_source"), rows=0)
     assert report.problems == []
     assert [(check.name, check.covered) for check in report.checks if not check.done] == [
@@ -89,9 +70,9 @@ def test_the_same_in_several_files(quark: Path, dense_source: Path) -> None:
 # --- files and index ---------------------------------------------------------------------------------------------
 
 
-def test_a_stale_index_beside_a_new_file(dense: Path, dense_source: Path, tmp_path: Path) -> None:
+def test_a_stale_index_beside_a_new_file(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
     """AutoRound leaves the source's index where it writes one file: names and files of it do not exist."""
-    path = foreign.compressed_tensors(dense, tmp_path / "theirs")
+    path = foreign.compressed_tensors(converted_dense, tmp_path / "theirs")
     names = list(read_all(dense_source))
     index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -100,8 +81,8 @@ def test_a_stale_index_beside_a_new_file(dense: Path, dense_source: Path, tmp_pa
     assert problem.rewritable
 
 
-def test_an_index_of_names_that_were_changed(dense: Path, dense_source: Path, tmp_path: Path) -> None:
-    path = foreign.compressed_tensors(dense, tmp_path / "theirs")
+def test_an_index_of_names_that_were_changed(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
+    path = foreign.compressed_tensors(converted_dense, tmp_path / "theirs")
     total = sum(tensor.nbytes for tensor in read_all(path).values())
     names = dict.fromkeys(read_all(dense_source), "model.safetensors")
     index = {"metadata": {"total_size": total}, "weight_map": names}
@@ -237,17 +218,17 @@ def test_mtp_experts_stored_together_are_found_in_the_source_and_missed_in_the_l
     assert only(quark_moe, moe_source).places == (f"{MTP_EXPERTS}.3.gate_proj.weight",)
 
 
-def test_mtp_quantized_though_the_source_needs_it(moe: Path, tmp_path: Path) -> None:
+def test_mtp_quantized_though_the_source_needs_it(converted_moe: Path, tmp_path: Path) -> None:
     """llm-compressor and AutoRound quantize MTP unless told not to: engines can load that, the router aside."""
-    path = foreign.compressed_tensors(moe, tmp_path / "theirs")
+    path = foreign.compressed_tensors(converted_moe, tmp_path / "theirs")
     quantization(path, lambda config: config.update(ignore=["re:.*visual.*", "lm_head"]))
     found = problems(path)
     assert any(problem.places[0].startswith("mtp.") and "no ignore entry says so" in problem.what for problem in found)
 
 
-def test_mtp_fc_quantized_outside_the_blocks_that_autoround_names(dense: Path, tmp_path: Path) -> None:
+def test_mtp_fc_quantized_outside_the_blocks_that_autoround_names(converted_dense: Path, tmp_path: Path) -> None:
     """AutoRound's model_free mode quantizes mtp.fc, and says that it quantized the layers."""
-    path = foreign.autoround(dense, tmp_path / "theirs")
+    path = foreign.autoround(converted_dense, tmp_path / "theirs")
 
     def defect(tensors: Tensors) -> None:
         codes, tensors["mtp.fc.weight_scale"] = mxfp4.quantize(tensors.pop("mtp.fc.weight"))
@@ -309,18 +290,18 @@ def test_one_gate_of_two_quantized(quark: Path) -> None:
     assert f"{LAYER}linear_attn.in_proj_ba is quantized in part; vLLM merges it and refuses" in found
 
 
-def test_names_of_one_tool_with_the_config_of_another(dense: Path, tmp_path: Path) -> None:
-    path = foreign.compressed_tensors(dense, tmp_path / "theirs")
-    (path / "config.json").write_bytes((dense / "config.json").read_bytes())
+def test_names_of_one_tool_with_the_config_of_another(converted_dense: Path, tmp_path: Path) -> None:
+    path = foreign.compressed_tensors(converted_dense, tmp_path / "theirs")
+    (path / "config.json").write_bytes((converted_dense / "config.json").read_bytes())
     assert "by a config of Quark vLLM looks for a name that ends with .weight" in only(path).what
-    other = foreign.quark(dense, tmp_path / "other")
-    config = (foreign.compressed_tensors(dense, tmp_path / "again") / "config.json").read_bytes()
+    other = foreign.quark(converted_dense, tmp_path / "other")
+    config = (foreign.compressed_tensors(converted_dense, tmp_path / "again") / "config.json").read_bytes()
     (other / "config.json").write_bytes(config)
     assert "by a config of compressed-tensors vLLM looks for" in only(other).what
 
 
-def test_a_weight_that_is_there_twice(dense: Path, dense_source: Path, tmp_path: Path) -> None:
-    path = foreign.compressed_tensors(dense, tmp_path / "theirs")
+def test_a_weight_that_is_there_twice(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
+    path = foreign.compressed_tensors(converted_dense, tmp_path / "theirs")
     name = LAYER + "mlp.up_proj.weight"
     rewrite(path, lambda tensors: tensors.update({name: read_all(dense_source)[name]}))
     assert any(f"{name} is there both as it is and with _packed" in problem.what for problem in problems(path))

@@ -3,28 +3,17 @@
 import json
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hub import TOKEN, Answer, Hub, content, cut, no_ranges, read, running, status, with_headers
+from hub import TOKEN, Answer, Hub, content, cut, no_ranges, read, status, with_headers
 from hub_runner import Runner, no_waiting, small_pieces
 
 NOTES = ("downloading", "the connection to the hub broke; resuming", "the hub does not answer as it should")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 EVAL = ("--workload", "chat", "--spec", "ar", "--out")
 CONFIG = b'{"architectures": ["Qwen3_5ForConditionalGeneration"]}'
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
-
-
-@pytest.fixture
-def mxq(hub: Hub, tmp_path: Path) -> Runner:
-    return Runner(hub, tmp_path / "home")
 
 
 def fails(

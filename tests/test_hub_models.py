@@ -3,14 +3,13 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny
 from checkpoints import edit_json, rewrite, wide_copy
 from click.testing import CliRunner
-from hub import TOKEN, Hub, no_ranges, read, running
+from hub import TOKEN, Hub, no_ranges, read
 from hub_runner import Runner, share_blobs
 from safetensors.torch import load_file, save_file
 
@@ -18,17 +17,6 @@ from mxq.cli import main
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 CHATTER = ("downloading", "converting", "checksums", "comparing copies", "quantizing again")
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
-
-
-@pytest.fixture
-def mxq(hub: Hub, tmp_path: Path) -> Runner:
-    return Runner(hub, tmp_path / "home")
 
 
 @pytest.fixture(scope="module")

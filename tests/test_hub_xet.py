@@ -1,25 +1,13 @@
 """Models whose large files lie in Xet storage, as most do: fetched by hf_xet instead of over plain HTTP."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub import Answer, Hub, cut, read, running, status
+from hub import Answer, Hub, cut, read, status
 from hub_runner import Runner
 
 ONCE = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1", "HF_XET_CLIENT_RETRY_BASE_DELAY": "1ms"}
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
-
-
-@pytest.fixture
-def mxq(hub: Hub, tmp_path: Path) -> Runner:
-    return Runner(hub, tmp_path / "home")
 
 
 def test_converted_as_from_a_directory(dense_source: Path, hub: Hub, mxq: Runner, tmp_path: Path) -> None:
