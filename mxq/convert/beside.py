@@ -6,12 +6,13 @@ from mxq.checkpoint.reader import INDEX, inside
 from mxq.errors import MxqError
 
 MANIFEST = "mxq_manifest.json"
+DEQUANTIZED = "mxq_dequantized.json"  # takes the manifest's place where MXFP4 was made into bf16 again
 LAYERS = "layers.jsonl"
 CARD = "README.md"
 
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _COPIED_PREFIXES = ("LICENSE", "NOTICE")
-_NOT_COPIED = ("config.json", INDEX, "pytorch_model.bin.index.json", MANIFEST)
+_NOT_COPIED = ("config.json", INDEX, "pytorch_model.bin.index.json", MANIFEST, DEQUANTIZED)
 # Without one of these a model works differently or not at all, so a link in place of it is no trifle.
 _NEEDED = (
     "tokenizer.json",
@@ -60,7 +61,7 @@ def _is_ours(path: Path, file: Path) -> bool:
 
 def left_files(path: Path) -> list[str]:
     """Return what else a source's directory holds, hidden files apart, and no output will."""
-    known = {"config.json", INDEX, MANIFEST, LAYERS, CARD, *copied_files(path)}
+    known = {"config.json", INDEX, MANIFEST, DEQUANTIZED, LAYERS, CARD, *copied_files(path)}
     return sorted(
         entry.name
         for entry in path.iterdir()
