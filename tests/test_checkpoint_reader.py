@@ -1,6 +1,7 @@
 """Opening a checkpoint: what is one, what is refused, and that reading gives the bytes that are there."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -68,6 +69,20 @@ def test_an_index_and_shards_that_disagree(sharded: Path) -> None:
         Checkpoint.open(sharded)
 
 
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model-00002-of-00002.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(sharded: Path, name: str) -> None:
+    (sharded / name).unlink()
+    os.mkfifo(sharded / name)
+    with pytest.raises(MxqError, match=f"{name} is not a file"):
+        Checkpoint.open(sharded)
+
+
+def test_a_config_deeper_than_what_can_be_written_again(sharded: Path) -> None:
+    (sharded / "config.json").write_text('{"a": ' * 500 + "1" + "}" * 500)
+    with pytest.raises(MxqError, match=r"config\.json nests deeper than 64 levels"):
+        Checkpoint.open(sharded)
+
+
 def test_a_tensor_in_two_shards(sharded: Path) -> None:
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, sharded / "model-00001-of-00002.safetensors")
     with pytest.raises(MxqError, match="tensor b is in model-00001"):
@@ -82,7 +97,7 @@ def test_an_index_that_is_none(sharded: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\\b", "a\0b"]
+    "name", ["../secret.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\\b", "a\0b", "a\nb"]
 )
 def test_an_index_that_leads_out_of_its_directory(sharded: Path, name: str) -> None:
     (sharded.parent / "secret.safetensors").write_bytes(b"")

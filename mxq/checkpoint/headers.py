@@ -1,16 +1,21 @@
 """The safetensors header: eight bytes of length, a JSON table of tensors, then their bytes.
 
 The checks are those the format asks for (tensors lie end to end, from the first byte after the header to the last of
-the file) and those that keep a header from doing harm (size, depth, duplicate names, numbers that are none).
+the file) and those that keep a header from doing harm (size, depth, duplicate names, numbers that are none). What
+passes, safetensors' own reader reads alike. Of what that reads, refused here are: an entry with keys of its own, a
+name that is there twice or cannot be printed, a shape that torch cannot have, and types of which no Qwen3.5 model has
+any.
 """
 
 import json
 import math
 import os
+import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mxq.errors import MxqError
 
@@ -59,7 +64,11 @@ DTYPES = _TorchTypes()
 """Type names of safetensors -> torch."""
 
 MAX_HEADER = 100_000_000
-"""Longest header that the safetensors library reads, in bytes."""
+"""Longest header that the safetensors library reads, in bytes; no JSON file beside the weights is longer either."""
+
+_MAX_AXES = 64  # that torch computes with
+_MAX_DIGITS = 40  # twice as many as any number has here
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ def read_header(file: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
         MxqError: the file is missing, truncated, or its header lies or is not one.
     """
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             length = header_length(file, stream.read(8), size)
             text = stream.read(length)
@@ -100,6 +109,38 @@ def read_header(file: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
     except OSError as error:
         raise MxqError(f"{file} cannot be read: {error.strerror}") from None
     return parse_header(file, text, size)
+
+
+def open_regular(file: Path) -> IO[bytes]:
+    """Open a file for reading, which waits for nothing and does nothing: it must not be a pipe, device or directory.
+
+    Raises:
+        MxqError: it is.
+        OSError: it cannot be opened.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise MxqError(f"{file} is not a file", "put the file itself there")
+    # Without waiting, lest it has become a pipe since.
+    return os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the content of a file as :func:`parse_json`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        MxqError: it cannot be read, is larger than any such file, or as :func:`parse_json`.
+    """
+    try:
+        with open_regular(file) as stream:
+            if os.fstat(stream.fileno()).st_size > MAX_HEADER:
+                raise MxqError(f"{file} has more than {MAX_HEADER} bytes, which no such file needs", "get it again")
+            text = stream.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise MxqError(f"{file} cannot be read: {error.strerror}") from None
+    return parse_json(text, str(file))
 
 
 def header_length(file: Path, prefix: bytes, size: int) -> int:
@@ -124,30 +165,48 @@ def encode_header(header: dict[str, Any]) -> bytes:
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object of which no key occurs twice and no number is NaN or infinite.
+    """Parse a JSON object, in UTF-8, as other readers would understand it too.
+
+    No key occurs twice or holds what cannot be printed, no text half of a surrogate pair; no number is NaN, infinite
+    or endless.
 
     Raises:
         MxqError: ``what`` is not such an object.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = dict(pairs)
-        if len(keys) < len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise ValueError(f"the key {twice!r} occurs twice")
-        return keys
-
-    def no_constant(name: str) -> None:
-        raise ValueError(f"{name} is no number")
-
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        value = json.loads(
+            text.decode(), object_pairs_hook=_unique, parse_constant=_number, parse_float=_number, parse_int=_whole
+        )
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise MxqError(f"{what} is not valid JSON: {error}", "download it again") from None
     if not isinstance(value, dict):
         raise MxqError(f"{what} holds no JSON object", "download it again")
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r:.60} occurs twice")
+    if not "".join(keys).isprintable():
+        raise ValueError(f"the key {next(key for key in keys if not key.isprintable())!r:.60} cannot be printed")
+    return keys
+
+
+def _number(text: str) -> float:
+    if text in ("NaN", "Infinity", "-Infinity") or not math.isfinite(value := float(text)):
+        raise ValueError(f"{text:.20} is no number")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MAX_DIGITS or text == "-0":  # which other readers take for a float
+        raise ValueError(f"{text:.20} is no whole number")
+    return int(text)
 
 
 def parse_header(file: Path, text: bytes, size: int) -> tuple[dict[str, str], dict[str, TensorInfo]]:
@@ -178,13 +237,15 @@ def _tensor(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
         raise _broken(file, f"the entry of tensor {name} is not dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _broken(file, f"tensor {name} is of unknown type {dtype!r}")
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise _broken(file, f"tensor {name} has shape {shape!r} and offsets {offsets!r}")
+        raise _broken(file, f"tensor {name} is of unknown type {dtype!r:.60}")
+    if not _naturals(shape) or len(shape) > _MAX_AXES or not _naturals(offsets) or len(offsets) != 2:
+        raise _broken(file, f"tensor {name} has shape {shape!r:.60} and offsets {offsets!r:.60}")
+    if math.prod(filter(None, shape)) >> 60:  # what of it is empty does not matter: torch multiplies as well
+        raise _broken(file, f"tensor {name}, {dtype} {shape!r:.60}, needs more bytes than a file can have")
     start, end = offsets
     expected = nbytes(dtype, tuple(shape))
     if end - start != expected:
-        raise _broken(file, f"tensor {name}, {dtype} {shape}, needs {expected} bytes but claims {start} to {end}")
+        raise _broken(file, f"tensor {name}, {dtype} {shape!r:.60}, needs {expected} bytes but claims {start} to {end}")
     return TensorInfo(name, dtype, tuple(shape), file, data_start + start, data_start + end)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mxq.checkpoint.headers import DTYPES, SIZES, TensorInfo, header_length, parse_header, parse_json, read_header
+from mxq.checkpoint.headers import DTYPES, SIZES, TensorInfo, header_length, parse_header, read_header, read_json
 from mxq.checkpoint.quantization import QuantizationConfig
 from mxq.errors import MxqError, UsageError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB per call
+_MAX_DEPTH = 64
 
 
 class Elsewhere(Protocol):
@@ -145,18 +146,30 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises:
         UsageError: there is none.
-        MxqError: it is not a JSON object.
+        MxqError: it is not a JSON object, or one that nests too deep.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory", "give the directory that holds the model's config.json")
     file = inside(path, "config.json")
     try:
-        return parse_json(file.read_bytes(), str(file))
+        config = read_json(file)
     except FileNotFoundError:
         raise UsageError(
             f"{path} holds no config.json",
             "give the directory of a Hugging Face checkpoint, with its config and shards",
         ) from None
+    if _depth(config) > _MAX_DEPTH:  # what is read can be deeper than what is written
+        raise MxqError(f"{file} nests deeper than {_MAX_DEPTH} levels", "put the model's own there")
+    return config
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner = [part for part in level if isinstance(part, dict | list)]
+        level = [part for one in inner for part in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def inside(path: Path, name: str) -> Path:
@@ -169,8 +182,10 @@ def inside(path: Path, name: str) -> Path:
         MxqError: the name or the link leads out of the checkpoint.
     """
     file = path / name
-    if name in ("", ".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
-        raise MxqError(f"{path}: {name!r} leads out of the checkpoint's directory", "its index is not to be trusted")
+    if name in ("", ".", "..") or Path(name).name != name or "\\" in name or not name.isprintable():
+        raise MxqError(
+            f"{path}: {name!r:.200} leads out of the checkpoint's directory", "its index is not to be trusted"
+        )
     with contextlib.suppress(OSError, RuntimeError):
         home, real = path.resolve(), file.resolve()
         places = [home]
@@ -225,7 +240,7 @@ def _weight_map(path: Path, names: Collection[str], where: str) -> tuple[dict[st
             )
         raise UsageError(f"{where} holds neither {SINGLE} nor {INDEX}", "download the checkpoint's weights")
     file = inside(path, INDEX)
-    index = parse_json(file.read_bytes(), str(file))
+    index = read_json(file)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
         raise MxqError(f"{file} has no weight_map of tensors to files", "download it again")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mxq.checkpoint.headers import parse_json
+from mxq.checkpoint.headers import read_json
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.checkpoint.resolve import commit, hub_id
@@ -98,7 +98,7 @@ def read(path: Path) -> dict[str, Any] | None:
     file = inside(path, MANIFEST)
     if not file.exists():
         return None
-    manifest = parse_json(file.read_bytes(), str(file))
+    manifest = read_json(file)
     if manifest.get("format") != FORMAT:
         raise MxqError(
             f"{file} is of format {manifest.get('format')!r}; this mxq reads {FORMAT}", "use the mxq it names"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint import Checkpoint, TensorInfo
-from mxq.checkpoint.headers import parse_json, read_header
+from mxq.checkpoint.headers import read_header, read_json
 from mxq.checkpoint.reader import INDEX, SINGLE, inside, read_config
 from mxq.convert.findings import CONVERT_AGAIN, Problem, Report, about, first
 from mxq.errors import MxqError
@@ -81,7 +81,7 @@ def _index(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        index = parse_json(file.read_bytes(), str(file))
+        index = read_json(file)
         names = index.get("weight_map")
         if not isinstance(names, dict) or not names or not all(isinstance(value, str) for value in names.values()):
             raise MxqError(f"{file} has no weight_map of tensors to files")
@@ -175,7 +175,7 @@ def _against_index(index: dict[str, Any], tensors: dict[str, TensorInfo]) -> Ite
     claimed = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = sum(tensor.nbytes for tensor in tensors.values())
     if names and claimed != total:
-        what = f"{INDEX} claims a total_size of {claimed}, the tensors have {total} bytes"
+        what = f"{INDEX} claims a total_size of {claimed!r:.40}, the tensors have {total} bytes"
         yield Problem(what, _REBUILD, (INDEX,), rewritable=True)
     experts = {name.partition(".experts.")[0] for name in tensors if ".experts.0." in name}
     lost = [
