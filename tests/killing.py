@@ -81,15 +81,15 @@ def after_recording(count: int) -> None:
 
 def in_a_shard(count: int) -> None:
     """Kill when some of a shard's bytes are written."""
-    now, append = at(count), ShardWriter.append
+    now, write = at(count), ShardWriter.write
 
-    def killed(writer: ShardWriter, name: str, values: Any) -> None:
+    def killed(writer: ShardWriter, name: str, start: int, values: Any) -> None:
         if now():
-            append(writer, name, values.reshape(-1)[: values.numel() // 2])
+            write(writer, name, start, values.reshape(-1)[: values.numel() // 2])
             kill()
-        append(writer, name, values)
+        write(writer, name, start, values)
 
-    patch(ShardWriter, "append", killed)
+    patch(ShardWriter, "write", killed)
 
 
 def before_a_change(count: int) -> None:

@@ -36,7 +36,7 @@ def convert(source: Path, out: Path, name: str = "mxfp4", **options: Any) -> Pat
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
     """Do as Ctrl-C does when so many shards are complete and of the next one some tensors are written."""
-    record, append = Journal.record, ShardWriter.append
+    record, write = Journal.record, ShardWriter.write
     complete = calls = 0
 
     def count(journal: Journal, line: dict[str, Any]) -> None:
@@ -49,10 +49,10 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
         calls += complete == shards
         if calls == 3:
             raise KeyboardInterrupt
-        append(*arguments)
+        write(*arguments)
 
     monkeypatch.setattr(Journal, "record", count)
-    monkeypatch.setattr(ShardWriter, "append", interrupted)
+    monkeypatch.setattr(ShardWriter, "write", interrupted)
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.checkpoint.writer import ShardWriter, TensorSpec, layout
 from mxq.convert import decide, recipe
+from mxq.convert.manifest import checksum
 from mxq.convert.plan import plan
+from mxq.convert.run import run
 from mxq.convert.staging import staged
 from mxq.convert.verify import verify
 from mxq.errors import MxqError, UsageError
@@ -428,11 +430,25 @@ def test_a_disk_without_room_is_noticed_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_number_of_threads_changes_no_byte(
+    moe_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mxq.convert.fill._ELEMENTS_AT_ONCE", 1 << 12)
+    monkeypatch.setattr("mxq.convert.fill._CHUNKS_A_TASK", 2)
+    made = plan(Checkpoint.open(moe_source), recipe.load("mxfp4"), experts="fused", max_shard_size=1_000_000)
+    written = []
+    for jobs in (1, 5):
+        out = tmp_path / str(jobs)
+        run(made, out, str(moe_source), jobs=jobs)
+        written.append({file.name: file.read_bytes() for file in out.iterdir()})
+    assert written[0] == written[1]
+
+
 def test_a_write_that_fails_leaves_nothing(dense_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ShardWriter, "append", full)
+    monkeypatch.setattr(ShardWriter, "write", full)
     with pytest.raises(MxqError, match="No space left on device"):
         convert(dense_source, tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -489,8 +505,9 @@ def test_any_layout_of_shards_is_aligned_and_holds_everything_once(
             for tensor in reversed(shard.tensors):
                 data = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8)
                 expected[tensor.name] = data
-                for piece in data.split(5) if len(data) else [data]:
-                    writer.append(tensor.name, piece)
+                for start in range(0, len(data), 5):
+                    writer.write(tensor.name, start, data[start : start + 5])
+        assert writer.checksum == checksum(directory / shard.file)
     (directory / "config.json").write_text("{}")
     for info in shard_tensors(directory, len(shards)):
         assert info.start % {"U8": 1, "BF16": 2, "F32": 4}[info.dtype] == 0
@@ -509,7 +526,7 @@ def shard_tensors(directory: Path, count: int) -> list[TensorInfo]:
 def test_a_tensor_that_is_not_filled_exactly_is_a_defect(tmp_path: Path) -> None:
     (shard,) = layout([(TensorSpec("a", "U8", (4,)),)], 100)
     with pytest.raises(ValueError, match="a not filled to the end"), ShardWriter(tmp_path, shard) as writer:
-        writer.append("a", torch.zeros(3, dtype=torch.uint8))
+        writer.write("a", 0, torch.zeros(3, dtype=torch.uint8))
     (tmp_path / shard.file).unlink()
     with pytest.raises(ValueError, match="a is larger than its place"), ShardWriter(tmp_path, shard) as writer:
-        writer.append("a", torch.zeros(5, dtype=torch.uint8))
+        writer.write("a", 0, torch.zeros(5, dtype=torch.uint8))

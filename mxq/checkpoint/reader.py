@@ -119,9 +119,14 @@ class Checkpoint:
 
     def read_bytes(self, name: str, chunk: int) -> "Iterator[torch.Tensor]":
         """Yield a tensor's bytes (uint8), at most ``chunk`` at a time."""
+        count = self.info(name).nbytes
+        for start in range(0, count, chunk):
+            yield self.read_part(name, start, min(start + chunk, count))
+
+    def read_part(self, name: str, start: int, stop: int) -> "torch.Tensor":
+        """Return bytes ``start`` to ``stop`` of a tensor (uint8)."""
         tensor = self.info(name)
-        for start in range(tensor.start, tensor.end, chunk):
-            yield self._bytes(tensor, start, min(chunk, tensor.end - start))
+        return self._bytes(tensor, tensor.start + start, stop - start)
 
     def info(self, name: str) -> TensorInfo:
         """Return where a tensor lies; raise MxqError if there is none of that name."""

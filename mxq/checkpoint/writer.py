@@ -1,10 +1,13 @@
 """Writing a checkpoint whose every tensor's name, type and shape is known before the first byte is.
 
-Shards are laid out first; each file then gets its header, and the tensors are filled in piece by piece, in any order
-between tensors, so that nothing larger than a piece is ever in memory.
+Shards are laid out first; each file then gets its header, and the tensors are filled in piece by piece, in any order,
+so that nothing larger than a piece is ever in memory.
 """
 
+import errno
+import hashlib
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,8 @@ from mxq.checkpoint.reader import SINGLE
 
 if TYPE_CHECKING:
     import torch
+
+_HASHED_AT_ONCE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,34 +91,61 @@ def index_of(tensors: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
 
 
 class ShardWriter:
-    """Writes one shard; a context manager that on success makes sure that every tensor was filled to the last byte."""
+    """Writes one shard, by as many threads as call :meth:`write`.
+
+    A context manager that on success makes sure that every tensor was filled to the last byte and is on the disk.
+
+    Attributes:
+        file: what is written.
+        checksum: its ``bytes`` and ``sha256``, once the block has ended.
+    """
 
     def __init__(self, directory: Path, shard: Shard) -> None:
         self.file = directory / shard.file
+        self.checksum: dict[str, Any] = {}
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        self._next: dict[str, int] = {}
-        self._end: dict[str, int] = {}
+        self._left = {tensor.name: tensor.nbytes for tensor in shard.tensors}
+        self._places: dict[str, tuple[int, int]] = {}
         offset = 0
         for tensor in shard.tensors:
             end = offset + tensor.nbytes
             header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
-            self._next[tensor.name], self._end[tensor.name] = offset, end
+            self._places[tensor.name] = (offset, end)
             offset = end
         begin = encode_header(header)
         self._start = len(begin)
-        self._descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._lock = threading.Lock()
+        self._digest, self._hashed = hashlib.sha256(), 0
+        self._unhashed = iter(self._places)
+        self._next = next(self._unhashed, None)
+        self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         self._put(0, memoryview(begin))
 
-    def append(self, name: str, values: "torch.Tensor") -> None:
-        """Write the next bytes of tensor ``name``."""
+    def write(self, name: str, start: int, values: "torch.Tensor") -> None:
+        """Write bytes of tensor ``name``, from its byte ``start`` on."""
         import torch
 
         view = values.contiguous().view(-1).view(torch.uint8).numpy().data
-        start = self._next[name]
-        if start + len(view) > self._end[name]:
+        begin, end = self._places[name]
+        if start < 0 or begin + start + len(view) > end:
             raise ValueError(f"{name} is larger than its place in {self.file.name}")
-        self._put(self._start + start, view)
-        self._next[name] = start + len(view)
+        self._put(self._start + begin + start, view)
+        with self._lock:
+            self._left[name] -= len(view)
+
+    def hash(self) -> None:
+        """Take into the checksum what is written as far as nothing is missing; for one thread, while others write."""
+        while self._next is not None and self._left[self._next] == 0:
+            self._hash(self._start + self._places[self._next][1])
+            self._next = next(self._unhashed, None)
+
+    def _hash(self, end: int) -> None:
+        while self._hashed < end:
+            chunk = os.pread(self._descriptor, min(_HASHED_AT_ONCE, end - self._hashed), self._hashed)
+            if not chunk:
+                raise OSError(errno.EIO, "what was written is not there", str(self.file))
+            self._digest.update(chunk)
+            self._hashed += len(chunk)
 
     def _put(self, position: int, view: memoryview) -> None:
         done = 0
@@ -128,9 +160,11 @@ class ShardWriter:
     ) -> None:
         try:
             if kind is None:
-                short = [name for name, place in self._next.items() if place != self._end[name]]
-                if short:
-                    raise ValueError(f"{self.file.name}: {', '.join(short)} not filled to the end")
+                if wrong := [name for name, left in self._left.items() if left]:
+                    raise ValueError(f"{self.file.name}: {', '.join(wrong)} not filled to the end")
+                self.hash()
+                self._hash(self._start)  # of a shard without tensors
+                self.checksum = {"bytes": self._hashed, "sha256": self._digest.hexdigest()}
                 os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)

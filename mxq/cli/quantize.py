@@ -1,6 +1,7 @@
 """``mxq quantize``: convert a checkpoint."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import click
 from mxq.cli.options import conversion_options
 from mxq.cli.sizes import Size
 from mxq.files import size
+
+_MOST_JOBS = 16  # which read and write faster than disks do
 
 _EPILOG = """\b
 Examples:
@@ -26,8 +29,11 @@ Examples:
 @click.option(
     "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
 )
+@click.option("--jobs", type=click.IntRange(min=1), help="Threads that convert.  [default: the processors, at most 16]")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
-def command(model: str, out: Path, recipe: str, experts: str, max_shard_size: int, as_json: bool) -> None:
+def command(
+    model: str, out: Path, recipe: str, experts: str, max_shard_size: int, jobs: int | None, as_json: bool
+) -> None:
     """Convert MODEL to MXFP4 into the new directory OUT.
 
     MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Tensors are read and
@@ -48,7 +54,7 @@ def command(model: str, out: Path, recipe: str, experts: str, max_shard_size: in
         expected = plan(open_headers(model), chosen, **options)
         check(out, expected.bytes_after, begun(expected, model))
     planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
-    run(planned, out, model)
+    run(planned, out, model, jobs=jobs or min(_processors(), _MOST_JOBS))
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept = sum(not group.pieces for group in planned.groups.values())
     if as_json:
@@ -66,3 +72,9 @@ def command(model: str, out: Path, recipe: str, experts: str, max_shard_size: in
     before, after = size(planned.bytes_before), size(planned.bytes_after)
     click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied")
     click.echo(f"check it against its source: mxq verify {out} --against {model}")
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

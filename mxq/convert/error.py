@@ -1,6 +1,7 @@
 """How far a quantized weight is from what it was made of."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from mxq.formats.cpu import Measures
@@ -14,21 +15,21 @@ class ErrorMeter:
 
     def __init__(self) -> None:
         self._signal = self._noise = 0.0
-        self._saturated = self._blocks = self._zero_blocks = 0
+        self._saturated = self._zero_blocks = 0
         self._lowest, self._highest = 255, 0
 
-    def add(self, measures: Measures, elements: int) -> None:
-        """Take in what was measured of so many elements, all of them finite."""
-        self._signal += measures.signal
-        self._noise += measures.noise
-        self._saturated += measures.saturated
-        self._blocks += elements // BLOCK
-        self._zero_blocks += measures.zero_blocks
-        self._lowest = min(self._lowest, measures.lowest)
-        self._highest = max(self._highest, measures.highest)
+    def add(self, measures: Iterable[Measures]) -> None:
+        """Take in what was measured of finite elements, chunk by chunk."""
+        for chunk in measures:
+            self._signal += chunk.signal
+            self._noise += chunk.noise
+            self._saturated += chunk.saturated
+            self._zero_blocks += chunk.zero_blocks
+            self._lowest = min(self._lowest, chunk.lowest)
+            self._highest = max(self._highest, chunk.highest)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the measures; those that a weight of zeros, or without error, has not are None.
+    def as_dict(self, elements: int) -> dict[str, Any]:
+        """Return the measures of a weight of so many elements; None those that one of zeros, or without error, has not.
 
         ``sqnr_db`` is 10 log10 of signal to noise energy, ``relative_error`` the noise's norm over the signal's,
         ``saturated`` the share of elements beyond the largest code, ``scale_exponents`` the lowest and highest power of
@@ -38,8 +39,8 @@ class ErrorMeter:
         return {
             "sqnr_db": round(-20 * math.log10(error), 4) if error else None,
             "relative_error": None if error is None else round(error, 8),
-            "saturated": self._saturated / (self._blocks * BLOCK),
-            "blocks": self._blocks,
+            "saturated": self._saturated / elements,
+            "blocks": elements // BLOCK,
             "zero_blocks": self._zero_blocks,
             "scale_exponents": [self._lowest - _BIAS, self._highest - _BIAS] if self._highest else None,
         }

@@ -22,7 +22,6 @@ from mxq.convert import staging
 from mxq.convert.beside import MANIFEST
 from mxq.convert.journal import Journal, begun, published, refuse_unlike
 from mxq.convert.lock import LOCK, locked, refuse_locked
-from mxq.convert.manifest import checksum
 from mxq.errors import InterruptedRunError, MxqError, UsageError
 from mxq.files import sha256_file
 from mxq.progress import note, progress
@@ -64,10 +63,10 @@ class Partial:
         """Whether ``out`` is there, complete."""
         return _is_published(self.out)
 
-    def complete(self, shard: str, layers: list[dict[str, Any]]) -> None:
+    def complete(self, shard: str, checksum: dict[str, Any], layers: list[dict[str, Any]]) -> None:
         """Record that a shard, which is on the disk, is complete; ``layers``: the errors of the matrices in it."""
         _sync(self.directory)
-        self.journal.record({"shard": shard, **checksum(self.directory / shard), "layers": layers})
+        self.journal.record({"shard": shard, **checksum, "layers": layers})
 
     def publish(self) -> None:
         """Give the directory, in which all is written and checked, its name."""
