@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.convert.beside import DEQUANTIZED
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import UsageError
 from mxq.formats.rules import BLOCK
@@ -136,13 +137,16 @@ def _check_together(chosen: set[str], held: dict[str, list[Piece]]) -> None:
 
 
 def lints(source: Checkpoint, quantized: list[Piece]) -> list[str]:
-    """Return, for each shape that AITER's kernels do not like, a line that says so."""
+    """Return a line for each shape that AITER's kernels do not like, and one if the source is not what it seems."""
+    said = []
+    if (source.path / DEQUANTIZED).is_file():
+        said.append("mxq dequantize made this from MXFP4 weights: their error is in it, and will be measured as none")
     narrow: dict[tuple[str, int, int], str] = {}
     for piece in quantized:
         rows, columns = piece.stop - piece.start, source.tensors[piece.tensor].shape[-1]
         if rows % _AITER_ROWS or columns % _AITER_COLUMNS:
             narrow.setdefault((qwen35.role(piece.tensor), rows, columns), piece.module)
-    return [
+    return said + [
         f"{module} [{rows}, {columns}]: AITER wants rows in multiples of {_AITER_ROWS} and columns in multiples of "
         f"{_AITER_COLUMNS}, after division by the tensor parallel size; others are padded or refused"
         for (_, rows, columns), module in narrow.items()

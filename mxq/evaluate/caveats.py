@@ -9,6 +9,7 @@ from mxq.checkpoint.reader import inside
 from mxq.errors import MxqError
 
 _MANIFEST = "mxq_manifest.json"
+_DEQUANTIZED = "mxq_dequantized.json"
 
 
 def of_conversion(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
@@ -33,6 +34,17 @@ def of_conversion(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
             "`mxq verify --against` compares the two."
         ]
     return []
+
+
+def of_simulation(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
+    """Return a warning where the bf16 target was made from MXFP4 weights and so is no baseline for them."""
+    target = checkpoints.get("bf16")
+    if target is None or not (target.path / _DEQUANTIZED).is_file():
+        return []
+    return [
+        f"{target.path} holds MXFP4 weights, written as bf16 by `mxq dequantize`: what is called bf16 here has their "
+        "error already."
+    ]
 
 
 def of_budgets(drafter: str, block_size: int, budgets: Sequence[int]) -> list[str]:

@@ -55,7 +55,7 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     _check_roles(checkpoints)
     _check_same_model(checkpoints)
     drafter, warnings = _drafter(request, checkpoints)
-    foreign = caveats.of_conversion(checkpoints)
+    foreign = [*caveats.of_conversion(checkpoints), *caveats.of_simulation(checkpoints)]
     for warning in foreign:
         progress.note(f"warning: {warning}")
     templates = {role: ChatTemplate(c.path, thinking=request.thinking) for role, c in checkpoints.items()}
