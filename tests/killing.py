@@ -1,6 +1,6 @@
-"""Runs ``mxq quantize`` killed at one moment after the other, each time followed by the same command undisturbed.
+"""Runs a conversion killed at one moment after the other, each time followed by the same command undisturbed.
 
-``python killing.py MOMENT EVERY DIRECTORY MODEL [OPTION...]`` kills the first time that MOMENT comes, then the
+``python killing.py MOMENT EVERY DIRECTORY VERB MODEL [OPTION...]`` kills the first time that MOMENT comes, then the
 ``EVERY``-th time after that, until a run gets to its end, and prints a line of JSON for each. A process that has
 imported everything is forked, which is much faster than starting one.
 """
@@ -132,13 +132,13 @@ def digests(directory: Path) -> dict[str, str]:
 
 def main() -> None:
     """See the module."""
-    moment, every, place, model, *options = sys.argv[1:]
+    moment, every, place, verb, model, *options = sys.argv[1:]
     cpu.quantize_measured(torch.zeros(1, 32, dtype=torch.bfloat16))  # to have the kernel loaded once
     count = 1
     while True:
         directory = Path(place, f"{moment}-{count}")
         directory.mkdir()
-        arguments = ["quantize", model, str(directory / "out"), *options]
+        arguments = [verb, model, str(directory / "out"), *options]
         code, _ = forked(arguments, lambda: globals()[moment](count))  # noqa: B023  (run at once)
         journal = directory / "out.partial" / "journal.jsonl"
         lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []

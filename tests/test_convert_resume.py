@@ -74,7 +74,7 @@ def tree(path: Path) -> dict[str, bytes | None]:
 
 def killed(moment: str, every: int, source: Path, place: Path, *options: str) -> list[dict[str, Any]]:
     script = Path(__file__).with_name("killing.py")
-    words = [script, moment, every, place, source, "--max-shard-size", SHARD, *options]
+    words = [script, moment, every, place, "quantize", source, "--max-shard-size", SHARD, *options]
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -80,7 +80,9 @@ def test_quiet_silences_notes_before_and_after_the_verb(failing_verb: list[BaseE
     assert invoke("fail").stderr == "working\n"
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("quantise", "quantize"), ("evl", "eval"), ("verfy", "verify")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("quantise", "quantize"), ("evl", "eval"), ("verfy", "verify"), ("dequantise", "dequantize")]
+)
 def test_an_unknown_verb_suggests_the_nearest(typed: str, meant: str) -> None:
     result = invoke(typed)
     assert result.exit_code == 2

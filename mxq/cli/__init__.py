@@ -4,6 +4,7 @@ Exit codes are those of :mod:`mxq.errors`; results go to stdout, everything else
 """
 
 import contextlib
+import difflib
 import importlib
 import signal
 import threading
@@ -21,6 +22,7 @@ _VERBS = {
     "plan": ("plan", "Show what a conversion would do, tensor by tensor, and write nothing."),
     "quantize": ("quantize", "Convert a bf16 Qwen3.5 checkpoint to MXFP4."),
     "verify": ("verify", "Check a converted checkpoint, against its source if given."),
+    "dequantize": ("dequantize", "Write an MXFP4 checkpoint's weights as bf16."),
     "inspect": ("inspect", "Look into a checkpoint: tensors, sizes, what is quantized."),
     "eval": ("eval", "Run targets x methods x budgets x workloads into a run directory."),
 }
@@ -33,6 +35,7 @@ regression, 4 interrupted (run again to resume), 143 the same by SIGTERM
 Examples:
   mxq quantize testbed:dense ./dense-mxfp4 --recipe mxfp4
   mxq verify ./dense-mxfp4 --against testbed:dense
+  mxq dequantize ./dense-mxfp4 ./dense-simulated
   mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec mtp --out ./run
 """
 
@@ -58,7 +61,8 @@ class _LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
-            raise click.NoSuchCommand(error.command_name, possibilities=_VERBS, ctx=ctx) from None
+            nearest = difflib.get_close_matches(error.command_name, _VERBS, n=1)
+            raise click.NoSuchCommand(error.command_name, possibilities=nearest, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

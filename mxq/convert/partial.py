@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mxq.convert import staging
-from mxq.convert.beside import MANIFEST
+from mxq.convert.beside import DEQUANTIZED, MANIFEST
 from mxq.convert.journal import Journal, begun, published, refuse_unlike
 from mxq.convert.lock import LOCK, locked, refuse_locked
 from mxq.errors import InterruptedRunError, MxqError, UsageError
@@ -73,7 +73,7 @@ class Partial:
         _refuse_unknown(self.directory, self._is_ours)
         for file in (*self.directory.iterdir(), self.directory):
             _sync(file)
-        self.journal.record({"manifest": sha256_file(self.directory / MANIFEST)})
+        self.journal.record({"manifest": sha256_file(_manifest(self.directory))})
         self.directory.rename(self.out)
         _sync(self.out.parent)
 
@@ -215,7 +215,12 @@ def _is_published(out: Path) -> bool:
     """Tell whether a conversion has become ``out`` but was stopped before it could remove its journal."""
     work = path_of(out)
     done = None if (work / _CHECKPOINT).exists() else published(work / _JOURNAL)
-    return done is not None and (out / MANIFEST).is_file() and sha256_file(out / MANIFEST) == done
+    return done is not None and _manifest(out).is_file() and sha256_file(_manifest(out)) == done
+
+
+def _manifest(directory: Path) -> Path:
+    """Return the file that is written last of all: a directory has one of the two."""
+    return directory / (DEQUANTIZED if (directory / DEQUANTIZED).is_file() else MANIFEST)
 
 
 def _occupied(directory: Path) -> int:
