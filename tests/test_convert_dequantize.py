@@ -21,21 +21,22 @@ from killing import digests
 
 from mxq import decode
 from mxq.checkpoint import Checkpoint
-from mxq.convert import dequantize as module
-from mxq.convert import simulated
+from mxq.convert import dequantize_facts
+from mxq.convert.dequantize import EXPERTS, plan
+from mxq.convert.dequantize_run import run
 from mxq.convert.recipe import directory as recipes
 from mxq.errors import MxqError, UsageError
 from mxq.formats import tables
 from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
 
-EXPERTS = "model.language_model.layers.2.mlp.experts"
+TEXT_EXPERTS = "model.language_model.layers.2.mlp.experts"
 MTP_EXPERTS = "mtp.layers.0.mlp.experts"
 FORMS = {"quark": foreign.quark, "compressed-tensors": foreign.compressed_tensors, "auto-round": foreign.autoround}
 
 
 def dequantize(path: Path, out: Path, **options: Any) -> Path:
-    module.dequantize(module.plan(path, **options), out, str(path), jobs=2)
+    run(plan(path, **options), out, str(path), jobs=2)
     return out
 
 
@@ -170,7 +171,7 @@ def all_experts(moe_source: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.mark.parametrize("stored", ["per-expert", "fused"])
-@pytest.mark.parametrize("experts", module.EXPERTS)
+@pytest.mark.parametrize("experts", EXPERTS)
 def test_experts_are_written_as_asked(
     all_experts: dict[str, Path], moe_source: Path, tmp_path: Path, stored: str, experts: str
 ) -> None:
@@ -197,6 +198,9 @@ def test_other_tools_checkpoints_too(form: str, converted_moe: Path, tmp_path: P
     assert "quantization_config" not in (out / "config.json").read_text()
     assert not (out / "quantization_config.json").exists()
     assert Checkpoint.open(out).quantization is None
+    weight_only = form == "compressed-tensors"  # as the fixtures are made
+    said = json.loads((out / "mxq_dequantized.json").read_text())["activations"]
+    assert said == ("unquantized" if weight_only else "MXFP4 in the source, not simulated")
 
 
 def test_a_checkpoint_in_several_files_and_into_several(converted_moe: Path, tmp_path: Path) -> None:
@@ -237,12 +241,12 @@ def test_matrices_that_cannot_be_one_tensor_are_refused(converted_moe: Path, tmp
     broken = foreign.quark(converted_moe, tmp_path / "broken")
 
     def cut(tensors: Tensors) -> None:
-        for name in (f"{EXPERTS}.1.up_proj.weight", f"{EXPERTS}.1.up_proj.weight_scale"):
+        for name in (f"{TEXT_EXPERTS}.1.up_proj.weight", f"{TEXT_EXPERTS}.1.up_proj.weight_scale"):
             tensors[name] = tensors[name][:100]
 
     rewrite(broken, cut)
     edit_json(broken / "config.json", lambda config: config["text_config"].pop("moe_intermediate_size"))
-    refused(broken, tmp_path / "out", f"the matrices of {EXPERTS}.gate_up_proj differ in size")
+    refused(broken, tmp_path / "out", f"the matrices of {TEXT_EXPERTS}.gate_up_proj differ in size")
 
 
 @pytest.mark.parametrize(
@@ -309,13 +313,13 @@ def test_a_source_that_changes_meanwhile_spoils_it(
     converted_dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = shutil.copytree(converted_dense, tmp_path / "source")
-    facts = simulated.facts
+    facts = dequantize_facts.facts
 
     def meanwhile(*arguments: Any) -> dict[str, Any]:
         (source / "tokenizer.json").write_text("{}")
         return facts(*arguments)
 
-    monkeypatch.setattr(simulated, "facts", meanwhile)
+    monkeypatch.setattr(dequantize_facts, "facts", meanwhile)
     with pytest.raises(MxqError, match=r"changed while it was read: tokenizer.json differs"):
         dequantize(source, tmp_path / "out")
     assert [file.name for file in tmp_path.iterdir()] == ["source"]

@@ -44,7 +44,8 @@ def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int 
     SIGTERM or a crash the same command continues with those that are complete.
     """
     from mxq.checkpoint import resolve
-    from mxq.convert.dequantize import dequantize, plan
+    from mxq.convert.dequantize import plan
+    from mxq.convert.dequantize_run import run
     from mxq.convert.partial import check
     from mxq.progress import note
 
@@ -52,7 +53,7 @@ def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int 
     planned = plan(resolve(model), experts=experts, max_shard_size=max_shard_size)
     if not planned.weight_only:
         note("note: activations are quantized to MXFP4 too as this model runs, and that is not simulated")
-    dequantize(planned, out, model, jobs=jobs or min(len(os.sched_getaffinity(0)), _MOST_JOBS))
+    run(planned, out, model, jobs=jobs or min(len(os.sched_getaffinity(0)), _MOST_JOBS))
     before = sum(tensor.nbytes for tensor in planned.source.tensors.values())
     if as_json:
         summary = {

@@ -5,30 +5,18 @@ It is no manifest of a conversion, because nothing in it is MXFP4 any more.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.resolve import commit, hub_id
+from mxq.convert.dequantize import Plan
 from mxq.convert.manifest import checksums, source_name
 from mxq.files import versions
 
-if TYPE_CHECKING:
-    from mxq.convert.dequantize import Plan
-
 FORMAT = 1
-
-
-def quantizes_activations(quantization: dict[str, Any]) -> bool:
-    """Tell whether a ``quantization_config`` that :mod:`mxq.convert.claims` reads quantizes activations too."""
-    if quantization["quant_method"] == "quark":
-        return quantization["global_quant_config"].get("input_tensors") is not None
-    if quantization["quant_method"] == "compressed-tensors":
-        return any(group.get("input_activations") is not None for group in quantization["config_groups"].values())
-    bits = quantization.get("act_bits")
-    return isinstance(bits, int) and bits < 16
 
 
 def origin(source: Checkpoint, spec: str, experts: str) -> dict[str, Any]:
@@ -50,7 +38,7 @@ def origin(source: Checkpoint, spec: str, experts: str) -> dict[str, Any]:
     }
 
 
-def facts(plan: "Plan", spec: str, directory: Path, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def facts(plan: Plan, spec: str, directory: Path, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the content of mxq_dequantized.json.
 
     Args:
