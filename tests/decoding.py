@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mxq import testbed
-from mxq.checkpoint.quantization import exclude_entries, quark_config
+from mxq.checkpoint.quantization import exclude_entries
+from mxq.checkpoint.quark import quark_config
 from mxq.decode.drafting import Draft
 from mxq.formats.mxfp4 import quantize
 from mxq.models import qwen35

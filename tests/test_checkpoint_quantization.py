@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import vllm_matching as vllm
 
-from mxq.checkpoint.quantization import QuantizationConfig, exclude_entries, quark_config
+from mxq.checkpoint.quantization import QuantizationConfig, exclude_entries, quantization_of
+from mxq.checkpoint.quark import quark_config
 from mxq.errors import MxqError
 from mxq.models import qwen35
 
@@ -50,7 +51,7 @@ EXPERTS = {name for name in TARGET if ".experts." in name}
 
 def config(exclude: list[str], weight_only: bool = False) -> QuantizationConfig:
     raw = {"quantization_config": quark_config(exclude, weight_only=weight_only, rule="even")}
-    parsed = QuantizationConfig.of(raw, "here")
+    parsed = quantization_of(raw, "here")
     assert parsed is not None
     return parsed
 
@@ -136,7 +137,7 @@ def test_fields_are_those_that_quark_writes() -> None:
     assert quark_config([], weight_only=True, rule="even") == expected | {"exclude": []}
     assert config([], weight_only=True).weight_only
     assert not config([]).weight_only
-    assert QuantizationConfig.of({}, "here") is None
+    assert quantization_of({}, "here") is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_other_kinds_of_quantization_are_refused_in_words(edit: Callable[[Any], 
     raw = quark_config([], weight_only=False, rule="even")
     edit(raw)
     with pytest.raises(MxqError, match=reason) as error:
-        QuantizationConfig.of({"quantization_config": raw}, "a/checkpoint")
+        quantization_of({"quantization_config": raw}, "a/checkpoint")
     assert "a/checkpoint" in error.value.message
 
 

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_checkpoint_quantization import MTP, TARGET
 
-from mxq.checkpoint.quantization import exclude_entries, quark_config
-from mxq.convert.claims import AutoRound, Claims, CompressedTensors, Quark, claims_of
+from mxq.checkpoint.compressed_tensors import CompressedTensors
+from mxq.checkpoint.quantization import Claims, exclude_entries
+from mxq.checkpoint.quark import Quark, quark_config
+from mxq.convert.claims import AutoRound, claims_of
 from mxq.errors import MxqError
 from mxq.models import qwen35
 

@@ -11,7 +11,7 @@ import yaml
 from checkpoints import edit_json, read_all, reseal
 
 from mxq.checkpoint import Checkpoint
-from mxq.checkpoint.quantization import QuantizationConfig
+from mxq.checkpoint.quantization import quantization_of
 from mxq.convert import recipe
 from mxq.convert.plan import plan
 from mxq.convert.run import run
@@ -81,7 +81,7 @@ def test_the_config_says_the_rule_as_quark_would(rule: str, converted: Path) -> 
     else:
         assert differs == {"scale_calculation_mode": rule}
     assert inputs == quarks_inputs  # engines quantize activations by `even`, whatever made the weights
-    read = QuantizationConfig.of(json.loads((converted / "config.json").read_text()), "here")
+    read = quantization_of(json.loads((converted / "config.json").read_text()), "here")
     assert read is not None
     assert read.rule == rule
 
@@ -96,6 +96,6 @@ def test_a_config_without_a_rule_means_even() -> None:
     for mode in ({"scale_calculation_mode": None}, {}):
         weight = {key: value for key, value in specs_of({"quantization_config": raw}).items() if "mode" not in key}
         scheme = raw["global_quant_config"] | {"weight": weight | mode}
-        read = QuantizationConfig.of({"quantization_config": raw | {"global_quant_config": scheme}}, "here")
+        read = quantization_of({"quantization_config": raw | {"global_quant_config": scheme}}, "here")
         assert read is not None
         assert read.rule == "even"

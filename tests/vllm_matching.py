@@ -79,25 +79,13 @@ def quantized(exclude: list[str], module: str, renames: dict[str, str]) -> bool:
     return not should_ignore_layer(module, apply_list(exclude, renames), PACKED_MODULES, check_children=experts)
 
 
-def compressed_tensors_ignores(layer_name: str, ignore: list[str]) -> bool:
-    proj_name = layer_name.split(".")[-1]
-    if proj_name in PACKED_MODULES and layer_name not in ignore:
-        shards = [layer_name.replace(proj_name, shard) for shard in PACKED_MODULES[proj_name]]
-        states = [any(is_equal_or_regex_match(shard, target) for target in ignore) for shard in shards]
-        if len(set(states)) > 1:
-            raise ValueError(f"Found a different quantization schemes for {PACKED_MODULES[proj_name]} in {layer_name}.")
-        return states[0]
-    return any(is_equal_or_regex_match(layer_name, target) for target in ignore)
-
-
 def compressed_tensors_quantized(ignore: list[str], module: str, renames: dict[str, str]) -> bool:
     """As :func:`quantized`, by a config of compressed-tensors whose one group targets Linear."""
     ignore = apply_list(ignore, renames)
     if not module.endswith(".experts"):
-        return not compressed_tensors_ignores(module, ignore)
-    states = [
-        compressed_tensors_ignores(f"{module}.0.{name}", ignore) for name in ("gate_proj", "up_proj", "down_proj")
-    ]
+        return not should_ignore_layer(module, ignore, PACKED_MODULES)
+    projections = ("gate_proj", "up_proj", "down_proj")
+    states = [should_ignore_layer(f"{module}.0.{name}", ignore, PACKED_MODULES) for name in projections]
     if len(set(states)) > 1:
         raise ValueError("All MoE projections need to have same quantization scheme but found multiple")
     return not states[0]

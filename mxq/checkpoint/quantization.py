@@ -1,83 +1,129 @@
-"""``quantization_config`` in the form of AMD Quark, and vLLM's rules for reading it.
+"""How the weights of a checkpoint are quantized to MXFP4: the two forms, and vLLM's rules for reading them.
 
-vLLM looks up every linear it builds, under its own name for it, in ``exclude``: an entry matches if it equals the name,
-or if it begins with ``re:`` and the rest matches from the name's start (:func:`re.match`). Globs match nothing. Routed
-experts are looked up as one block, left unquantized as soon as one entry names the block or something in it.
+Codes and scales of ``X.weight``, and the module that has ``quantization_config``::
+
+    quark                X.weight, X.weight_scale           mxq.checkpoint.quark
+    compressed-tensors   X.weight_packed, X.weight_scale    mxq.checkpoint.compressed_tensors
+
+The bytes are the same in both, and mxq knows packed weights by Quark's names whatever the file says. Experts stored
+fused are ``experts.gate_up_proj`` and ``experts.down_proj`` with the same endings; in the form of compressed-tensors
+nothing but vLLM reads them.
+
+vLLM looks up every linear it builds, under its own name for it, in the list of what is not quantized (``exclude``,
+``ignore``): an entry matches if it equals the name, or if it begins with ``re:`` and the rest matches from the name's
+start (:func:`re.match`). Globs match nothing. Quark's routed experts are looked up as one block, left unquantized as
+soon as one entry names the block or something in it; those of compressed-tensors as the projections of expert 0.
 """
 
-import functools
-import re
+import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, Protocol
 
+from mxq.checkpoint.compressed_tensors import CompressedTensors, compressed_tensors_config
+from mxq.checkpoint.headers import TensorInfo
+from mxq.checkpoint.matching import HINT
+from mxq.checkpoint.quark import Quark, quark_config
 from mxq.errors import MxqError
 from mxq.models import qwen35
 
-_SPEC = {
-    "block_size": None,
-    "ch_axis": -1,
-    "dtype": "fp4",
-    "enable_buffer_reuse": False,
-    "group_size": 32,
-    "is_dynamic": False,
-    "is_scale_quant": False,
-    "max_input_numel": 4194304,
-    "mx_element_dtype": None,
-    "observer_cls": "PerBlockMXObserver",
-    "qscheme": "per_group",
-    "round_method": "half_even",
-    "scale_calculation_mode": "even",
-    "scale_format": "e8m0",
-    "scale_type": "float",
-    "symmetric": None,
-    "zero_point_type": "int32",
-}
-# Quark's `diffs` is an observer of its own; it has no `rceil` and no `mse`, of which it reads, and keeps, the name.
-_DIFFS = {"observer_cls": "PerBlockMXDiffsObserver"}
+FORMS = ("quark", "compressed-tensors")
+_PACKED = "_packed"
+_PACKED_NAMES = tuple(f"{name}{_PACKED}" for name in (".weight", ".experts.gate_up_proj", ".experts.down_proj"))
 _WHOLE_PART = {"mtp": r"re:.*mtp\..*", "vision": r"re:.*visual\..*"}
-_MXFP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 
 
-def quark_config(exclude: Iterable[str], *, weight_only: bool, rule: str) -> dict[str, Any]:
-    """Return a ``quantization_config`` as Quark 0.13 writes it.
+class Claims(Protocol):
+    """What a quantization_config says of the weights."""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """What it names, as in config.json."""
+
+    @property
+    def rule(self) -> str | None:
+        """The scale rule that it says made the weights, None if it says none."""
+
+    method: ClassVar[str]
+    """What writes such a config."""
+    listing: ClassVar[str]
+    """The key under which it names what is not quantized."""
+    suffix: ClassVar[str]
+    """What a packed weight's name ends with."""
+    globs: ClassVar[bool]
+    """Whether an entry with a ``*`` that does not begin with ``re:`` can match."""
+
+    def is_quantized(self, module: str) -> bool:
+        """Tell whether vLLM takes a module of the checkpoint, by its name there, to be MXFP4."""
+
+
+class QuantizationConfig(Claims, Protocol):
+    """What a quantization_config says, in a form that mxq writes and decodes with."""
+
+    form: ClassVar[str]
+    """One of :data:`FORMS`."""
+
+    @property
+    def weight_only(self) -> bool:
+        """Activations are not quantized."""
+
+
+def config_for(form: str, exclude: Iterable[str], *, weight_only: bool, rule: str) -> dict[str, Any]:
+    """Return the ``quantization_config`` of a checkpoint in ``form``.
 
     Args:
+        form: one of :data:`FORMS`.
         exclude: from :func:`exclude_entries`.
         weight_only: activations are left as they are.
-        rule: the scale rule that made the weights (:mod:`mxq.formats.rules`). Engines do not need it to read them, and
-            that of activations is theirs: vLLM takes ``even`` without asking, so that is what is written.
+        rule: the scale rule that made the weights, which only Quark's form can say.
     """
-    return {
-        "algo_config": None,
-        "exclude": list(exclude),
-        "export": {
-            "kv_cache_group": [],
-            "min_kv_scale": 0.0,
-            "pack_method": "reorder",
-            "weight_format": "real_quantized",
-            "weight_merge_groups": None,
-        },
-        "global_quant_config": {
-            "bias": None,
-            "input_tensors": None if weight_only else _SPEC | {"is_dynamic": True},
-            "output_tensors": None,
-            "target_device": None,
-            "weight": _SPEC | (_DIFFS if rule == "diffs" else {"scale_calculation_mode": rule}),
-        },
-        "kv_cache_post_rope": False,
-        "kv_cache_quant_config": {},
-        "layer_quant_config": {},
-        "layer_type_quant_config": {},
-        "quant_method": "quark",
-        "quant_mode": "eager_mode",
-        "softmax_quant_spec": None,
-        "version": "0.13",
-    }
+    if form == "quark":
+        return quark_config(exclude, weight_only=weight_only, rule=rule)
+    return compressed_tensors_config(exclude, weight_only=weight_only)
+
+
+def quantization_of(config: dict[str, Any], where: str) -> QuantizationConfig | None:
+    """Read the ``quantization_config`` of a config.json; None if it has none.
+
+    Raises:
+        MxqError: it is not MXFP4 in one of :data:`FORMS`.
+    """
+    raw = config.get("quantization_config")
+    if raw is None:
+        return None
+    method = raw.get("quant_method") if isinstance(raw, dict) else raw
+    if method == "quark":
+        return Quark.of(raw, where)
+    if method == "compressed-tensors":
+        found = CompressedTensors.of(raw, where)
+        found.check_activations(where)
+        return found
+    raise MxqError(f"{where} is quantized with {method!r}, which mxq does not read", HINT)
+
+
+def packed_name(weight: str, form: str) -> str:
+    """Return the name under which the codes of ``weight`` are stored in ``form``."""
+    return weight if form == "quark" else weight + _PACKED
+
+
+def quark_names(tensors: dict[str, TensorInfo]) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Return tensors with packed weights by Quark's names, in the same order, and what their files call those renamed.
+
+    A ``X.weight_packed`` beside a ``X.weight`` keeps its name.
+    """
+    stored = {name.removesuffix(_PACKED): name for name in tensors if name.endswith(_PACKED_NAMES)}
+    stored = {name: origin for name, origin in stored.items() if name not in tensors}
+    if not stored:
+        return tensors, stored
+    plain = {origin: name for name, origin in stored.items()}
+    named = {}
+    for origin, info in tensors.items():
+        name = plain.get(origin, origin)
+        named[name] = dataclasses.replace(info, name=name) if name != origin else info
+    return named, stored
 
 
 def exclude_entries(kept: Iterable[str], quantized: Iterable[str]) -> list[str]:
-    """Return the ``exclude`` of a checkpoint, given its modules (checkpoint names) that are and are not quantized.
+    """Return the list of what is not quantized, given modules (checkpoint names) that are and are not.
 
     What is kept is named as the checkpoint and as vLLM call it, routed experts also by their block. The vision tower
     and MTP, where no part of them is quantized, get a pattern too, for engines that rename them.
@@ -90,96 +136,3 @@ def exclude_entries(kept: Iterable[str], quantized: Iterable[str]) -> list[str]:
     present = {qwen35.part(module) for module in kept}
     patterns = [_WHOLE_PART[part] for part in sorted(present - touched) if part in _WHOLE_PART]
     return [*sorted(names), *sorted(engine_names), *patterns]
-
-
-@dataclass(frozen=True)
-class QuantizationConfig:
-    """How the weights of a checkpoint are quantized to MXFP4.
-
-    Attributes:
-        exclude: what is left as it was: names and ``re:`` patterns, as in config.json.
-        weight_only: activations are not quantized.
-        rule: the scale rule that made the weights; activations get ``even``, whatever is written.
-    """
-
-    exclude: tuple[str, ...]
-    weight_only: bool
-    rule: str
-
-    @classmethod
-    def of(cls, config: dict[str, Any], where: str) -> "QuantizationConfig | None":
-        """Read the ``quantization_config`` of a config.json; None if it has none.
-
-        Raises:
-            MxqError: it is not MXFP4 as Quark writes it.
-        """
-        raw = config.get("quantization_config")
-        if raw is None:
-            return None
-        hint = "mxq reads MXFP4 checkpoints in Quark's form (quant_method quark, fp4, groups of 32, e8m0 scales)"
-        if not isinstance(raw, dict) or raw.get("quant_method") != "quark":
-            method = raw.get("quant_method") if isinstance(raw, dict) else raw
-            raise MxqError(f"{where} is quantized with {method!r}, which mxq does not read", hint)
-        exclude, scheme = raw.get("exclude", []), raw.get("global_quant_config")
-        if not isinstance(exclude, list) or not all(isinstance(entry, str) for entry in exclude):
-            raise MxqError(f"{where}: quantization_config.exclude is not a list of names", hint)
-        weight = scheme.get("weight") if isinstance(scheme, dict) else None
-        if not isinstance(scheme, dict) or not _is_mxfp4(weight):
-            raise MxqError(f"{where}: quantization_config.global_quant_config.weight is not MXFP4", hint)
-        if raw.get("layer_quant_config") or raw.get("layer_type_quant_config"):
-            raise MxqError(f"{where}: quantization_config has settings per layer, which mxq does not read", hint)
-        inputs = scheme.get("input_tensors")
-        if inputs is not None and not (_is_mxfp4(inputs) and inputs.get("is_dynamic") is True):
-            raise MxqError(f"{where}: quantization_config.global_quant_config.input_tensors is not dynamic MXFP4", hint)
-        for entry in exclude:
-            _compiled(entry, where)
-        return cls(tuple(exclude), inputs is None, _rule_of(weight))
-
-    def is_quantized(self, module: str) -> bool:
-        """Tell whether vLLM takes ``module`` (a linear's name in the checkpoint, without ``.weight``) to be MXFP4."""
-        block = qwen35.experts_module(module)
-        if block is not None:
-            name = qwen35.engine_name(block)
-            return not (name in self._experts or self._matches(name))
-        fused = qwen35.fused_module(module)
-        if fused is not None and self._matches(qwen35.engine_name(fused)):
-            return False
-        return not self._matches(qwen35.engine_name(module))
-
-    def _matches(self, engine_name: str) -> bool:
-        return engine_name in self._names or any(pattern.match(engine_name) for pattern in self._patterns)
-
-    @functools.cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(qwen35.engine_name(entry) for entry in self.exclude if not entry.startswith("re:"))
-
-    @functools.cached_property
-    def _experts(self) -> frozenset[str]:
-        """Blocks of routed experts of which some part is named."""
-        blocks = (re.match(r"(.*\.experts)\.", name) for name in self._names)
-        return frozenset(block[1] for block in blocks if block)
-
-    @functools.cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], ...]:
-        compiled = (_compiled(entry, "quantization_config") for entry in self.exclude)
-        return tuple(pattern for pattern in compiled if pattern is not None)
-
-
-def _is_mxfp4(spec: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(spec, dict) and all(spec.get(key) == value for key, value in _MXFP4.items())
-
-
-def _rule_of(weight: dict[str, Any]) -> str:
-    if weight.get("observer_cls") == _DIFFS["observer_cls"]:
-        return "diffs"
-    return str(weight.get("scale_calculation_mode") or "even")  # as Quark takes null
-
-
-def _compiled(entry: str, where: str) -> re.Pattern[str] | None:
-    """Return the pattern of a ``re:`` entry, None for a name."""
-    if not entry.startswith("re:"):
-        return None
-    try:
-        return re.compile(entry[3:])
-    except re.error as error:
-        raise MxqError(f"{where}: exclude entry {entry!r} is not a regular expression: {error}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mxq.checkpoint.headers import DTYPES, SIZES, TensorInfo, header_length, parse_header, read_header, read_json
-from mxq.checkpoint.quantization import QuantizationConfig
+from mxq.checkpoint.quantization import QuantizationConfig, quantization_of, quark_names
 from mxq.errors import MxqError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Checkpoint:
     Attributes:
         path: the directory.
         config: config.json.
-        tensors: every tensor by name, in the order of the files.
+        tensors: every tensor by name, in the order of the files; packed weights by Quark's names.
+        stored: the names in ``tensors`` that are others in the files -> those.
         metadata: the metadata of each safetensors file, by file name.
         index: the index file's content, or None for a checkpoint of one file.
     """
@@ -53,7 +54,8 @@ class Checkpoint:
         index: dict[str, Any] | None,
         elsewhere: Mapping[str, Elsewhere],
     ) -> None:
-        self.path, self.config, self.tensors, self.metadata, self.index = path, config, tensors, metadata, index
+        self.path, self.config, self.metadata, self.index = path, config, metadata, index
+        self.tensors, self.stored = quark_names(tensors)
         self._elsewhere = elsewhere
 
     @classmethod
@@ -90,7 +92,7 @@ class Checkpoint:
         Raises:
             MxqError: they are quantized in a way that mxq does not know.
         """
-        return QuantizationConfig.of(self.config, where=str(self.path))
+        return quantization_of(self.config, where=str(self.path))
 
     def read(self, name: str) -> "torch.Tensor":
         """Return a tensor's values, in memory of their own.

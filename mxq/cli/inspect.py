@@ -69,9 +69,10 @@ def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "quantization": quantization
         and {
             "weights": "MXFP4",
+            "format": quantization.form,
             "scale_rule": quantization.rule,
             "activations": "unquantized" if quantization.weight_only else "MXFP4",
-            "exclude": len(quantization.exclude),
+            "exclude": len(quantization.entries),
         },
         "content": [
             {"part": part, "role": role, "stored": stored, "tensors": count, "bytes": nbytes}
@@ -108,9 +109,10 @@ def _show(facts: dict[str, Any]) -> None:
         lines.append("not quantized")
     else:
         config = facts["quantization"]
+        rule = config["scale_rule"] or "not stated"
         lines.append(
-            f"weights {config['weights']} (scale rule {config['scale_rule']}), activations {config['activations']}, "
-            f"{config['exclude']} exclude entries"
+            f"weights {config['weights']} in the form of {config['format']}, scale rule {rule},\n"
+            f"activations {config['activations']}, {config['exclude']} entries of what is not quantized"
         )
     click.echo("\n".join(lines))
 

@@ -9,7 +9,15 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def conversion_options(command: F) -> F:
-    """Add ``--recipe`` and ``--experts``: what decides how a checkpoint is converted."""
+    """Add ``--recipe``, ``--format`` and ``--experts``: what decides how a checkpoint is converted."""
+    form = click.option(
+        "--format",
+        "form",
+        type=click.Choice(["quark", "compressed-tensors"]),
+        default="quark",
+        show_default=True,
+        help="The form of the result: names and config of AMD Quark or of compressed-tensors, the same bytes.",
+    )
     experts = click.option(
         "--experts",
         type=click.Choice(["per-expert", "fused"]),
@@ -20,4 +28,4 @@ def conversion_options(command: F) -> F:
     recipe = click.option(
         "--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours."
     )
-    return recipe(experts(command))
+    return recipe(form(experts(command)))

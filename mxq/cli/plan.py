@@ -20,6 +20,7 @@ Examples:
   mxq plan ./Qwen3.5-27B --recipe ./mine.yaml
   mxq plan Qwen/Qwen3.5-27B@main    (a branch, tag or commit)
   mxq plan ./Qwen3.5-35B-A3B --experts fused --json | jq '.tensors[].rule'
+  mxq plan Qwen/Qwen3.5-27B --format compressed-tensors
 """
 
 
@@ -28,7 +29,7 @@ Examples:
 @conversion_options
 @click.option("--tensors", is_flag=True, help="Show tensors, not only rules; layers and experts are counted together.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every single tensor, instead of a table.")
-def command(model: str, recipe: str, experts: str, tensors: bool, as_json: bool) -> None:
+def command(model: str, recipe: str, form: str, experts: str, tensors: bool, as_json: bool) -> None:
     """Show what converting MODEL would do, by which rule, and write nothing.
 
     MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Everything that would
@@ -38,7 +39,7 @@ def command(model: str, recipe: str, experts: str, tensors: bool, as_json: bool)
     from mxq.convert import recipe as recipes
     from mxq.convert.plan import plan
 
-    planned = plan(open_headers(model), recipes.load(recipe), experts=experts)
+    planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts)
     if as_json:
         click.echo(json.dumps({"model": model, **planned.as_dict()}, indent=2))
         return
@@ -60,6 +61,7 @@ def _show(planned: "Plan", model: str, tensors: bool) -> None:
     for lint in planned.lints:
         click.echo(f"note: {lint}")
     click.echo(
-        f"{model}, {planned.family}, recipe {planned.recipe.name}:\n{size(planned.bytes_before)} -> "
-        f"{size(planned.bytes_after)} in {len(planned.shards)} file(s), {len(planned.exclude)} exclude entries"
+        f"{model}, {planned.family}, recipe {planned.recipe.name}, format {planned.form}:\n"
+        f"{size(planned.bytes_before)} -> {size(planned.bytes_after)} in {len(planned.shards)} file(s), "
+        f"{len(planned.exclude)} entries of what is not quantized"
     )

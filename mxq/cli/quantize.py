@@ -18,6 +18,7 @@ Examples:
   mxq quantize testbed:dense ./dense-mxfp4
   mxq quantize ./Qwen3.5-35B-A3B ./out --recipe mxfp4 --max-shard-size 10GB
   mxq quantize Qwen/Qwen3.5-27B ./out --recipe mxfp4-weight-only
+  mxq quantize Qwen/Qwen3.5-27B ./out --format compressed-tensors
   mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
 """
 
@@ -32,7 +33,14 @@ Examples:
 @click.option("--jobs", type=click.IntRange(min=1), help="Threads that convert.  [default: the processors, at most 16]")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 def command(
-    model: str, out: Path, recipe: str, experts: str, max_shard_size: int, jobs: int | None, as_json: bool
+    model: str,
+    out: Path,
+    recipe: str,
+    form: str,
+    experts: str,
+    max_shard_size: int,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
     """Convert MODEL to MXFP4 into the new directory OUT.
 
@@ -49,7 +57,7 @@ def command(
     from mxq.convert.run import run
 
     chosen = recipes.load(recipe)
-    options: dict[str, Any] = {"experts": experts, "max_shard_size": max_shard_size}
+    options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
     if hub_id(model) is not None:  # it is downloaded only if it can be converted, to where it shall go
         expected = plan(open_headers(model), chosen, **options)
         check(out, expected.bytes_after, begun(expected, model))
@@ -61,6 +69,7 @@ def command(
         summary = {
             "out": str(out),
             "recipe": chosen.name,
+            "format": form,
             "bytes_before": planned.bytes_before,
             "bytes_after": planned.bytes_after,
             "quantized_matrices": matrices,

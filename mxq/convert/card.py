@@ -6,11 +6,14 @@ from typing import Any
 
 import yaml
 
+_FORMS = {"quark": "AMD Quark's", "compressed-tensors": "compressed-tensors', `mxfp4-pack-quantized`"}
+
 
 def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
     """Return the card of a converted checkpoint; ``layers`` is the content of layers.jsonl."""
     source, recipe = manifest["source"], manifest["recipe"]
-    head: dict[str, Any] = {"tags": ["mxfp4", "quark", "qwen3.5"]}
+    form = manifest["options"]["format"]
+    head: dict[str, Any] = {"tags": ["mxfp4", form, "qwen3.5"]}
     if source["hub"]:
         head = {"base_model": source["name"], "base_model_relation": "quantized"} | head
     sqnr = sorted(layer["sqnr_db"] for layer in layers if layer["sqnr_db"] is not None)
@@ -32,6 +35,7 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
         f"| quantized | {len(layers)} matrices |",
         f"| weights | OCP MXFP4: E2M1 elements, an E8M0 scale for every 32, scale rule `{recipe['scale_rule']}` |",
         f"| activations | {activations} |",
+        f"| form | {_FORMS[form]} |",
         f"| routed experts stored | {manifest['options']['experts']} |",
         f"| size of the tensors | {manifest['bytes'] / 1e9:.3f} GB, from {source['bytes'] / 1e9:.3f} GB |",
     ]

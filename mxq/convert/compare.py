@@ -9,9 +9,9 @@ import torch
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.identity import fingerprint
+from mxq.checkpoint.quantization import Claims
 from mxq.convert import manifest
 from mxq.convert.beside import copied_files
-from mxq.convert.claims import Claims
 from mxq.convert.findings import Problem, Report, about
 from mxq.convert.requantize import requantize
 from mxq.convert.structure import Module, modules, scales_of
@@ -55,8 +55,15 @@ def compare(
     report.add("source: copies", f"{len(kept)} tensors byte for byte ({mtp} of MTP, {vision} of vision)", problems)
     report.add(
         "source: codes",
-        *requantize(checkpoint, source, claims.rule, strict=content is not None, rows=rows, seed=seed),
+        *requantize(checkpoint, source, _rule(claims, content), strict=content is not None, rows=rows, seed=seed),
     )
+
+
+def _rule(claims: Claims, content: dict[str, Any] | None) -> str | None:
+    """Return the scale rule that made the weights: as the config says or, where it cannot, mxq's manifest."""
+    if claims.rule is None and content is not None:
+        return str(content["recipe"]["scale_rule"])
+    return claims.rule
 
 
 def _holds_packed(source: Checkpoint, name: str, packed: set[str]) -> bool:

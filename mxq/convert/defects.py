@@ -7,7 +7,9 @@ one thing or the other as a whole.
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from mxq.convert.claims import AutoRound, Claims, Quark
+from mxq.checkpoint.quantization import Claims
+from mxq.checkpoint.quark import Quark
+from mxq.convert.claims import AutoRound
 from mxq.convert.findings import Problem, about
 from mxq.convert.opening import Opened
 from mxq.models import qwen35
@@ -102,13 +104,10 @@ def _form(opened: Opened, claims: Claims) -> Iterable[Problem]:
             "patterns",
         )
     wanted = claims.suffix
-    names = [opened.stored.get(name.removesuffix(_SCALE)) for name in opened.checkpoint.tensors if _is_scale(name)]
-    plain = [
-        name.removesuffix(_SCALE)
-        for name in opened.checkpoint.tensors
-        if _is_scale(name) and name.removesuffix(_SCALE) not in opened.stored
-    ]
-    wrong = plain if wanted == ".weight_packed" else [name for name in names if name is not None]
+    stored = opened.checkpoint.stored
+    weights = [name.removesuffix(_SCALE) for name in opened.checkpoint.tensors if _is_scale(name)]
+    plain = [name for name in weights if name not in stored]
+    wrong = plain if wanted == ".weight_packed" else [stored[name] for name in weights if name in stored]
     yield from about(
         wrong,
         f"{{}} is packed, and by a config of {claims.method} vLLM looks for a name that ends with {wanted}",

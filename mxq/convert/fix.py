@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint.headers import encode_header, parse_json
-from mxq.checkpoint.quantization import exclude_entries, quark_config
+from mxq.checkpoint.quantization import exclude_entries
+from mxq.checkpoint.quark import Quark, quark_config
 from mxq.checkpoint.reader import INDEX, SINGLE, inside
 from mxq.checkpoint.writer import index_of
 from mxq.convert.beside import CARD, MANIFEST, copied_files, left_files
-from mxq.convert.claims import Quark, claims_of
+from mxq.convert.claims import claims_of
 from mxq.convert.decide import base_name
 from mxq.convert.findings import Report
 from mxq.convert.opening import Opened, open_checked
@@ -148,6 +149,6 @@ def _index(opened: Opened, directory: Path) -> list[str]:
     if list(checkpoint.metadata) == [SINGLE]:
         return ["the index left out: one file needs none"] if checkpoint.index is not None else []
     tensors = checkpoint.tensors.values()
-    index = index_of({opened.stored.get(t.name, t.name): (t.nbytes, t.file.name) for t in tensors})
+    index = index_of({checkpoint.stored.get(t.name, t.name): (t.nbytes, t.file.name) for t in tensors})
     write_json(directory / INDEX, index)
     return [] if index == checkpoint.index else ["index written anew"]

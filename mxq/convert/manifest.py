@@ -53,7 +53,7 @@ def origin(plan: Plan, spec: str) -> dict[str, Any]:
             "bytes": plan.bytes_before,
         },
         "recipe": plan.recipe.as_dict(),
-        "options": {"experts": plan.experts},
+        "options": {"format": plan.form, "experts": plan.experts},
         "versions": versions("torch"),
     }
 

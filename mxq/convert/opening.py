@@ -26,15 +26,12 @@ class Opened:
     """A checkpoint as engines would find it.
 
     Attributes:
-        checkpoint: its tensors, packed weights by Quark's names: ``X.weight``, also where a file says
-            ``X.weight_packed``.
-        stored: the names of ``checkpoint`` that are others in the files -> those.
+        checkpoint: its tensors.
         relabelled: the scales that a file says to be F8_E8M0; ``checkpoint`` has them as U8, with the same bytes.
         leftover: safetensors files that belong to nothing.
     """
 
     checkpoint: Checkpoint
-    stored: dict[str, str]
     relabelled: tuple[str, ...]
     leftover: tuple[str, ...]
 
@@ -69,11 +66,17 @@ def open_checked(path: Path, report: Report) -> Opened | None:
     )
     if index is not None:
         problems += _against_index(index, tensors)
-    named, stored = _quark_names(tensors, problems)
-    relabelled = tuple(name for name, tensor in named.items() if tensor.dtype == "F8_E8M0" and name.endswith("_scale"))
-    named |= {name: dataclasses.replace(named[name], dtype="U8") for name in relabelled}
+    problems += about(
+        [name for name in tensors if f"{name}{_PACKED}" in tensors],
+        f"{{}} is there both as it is and with {_PACKED}",
+        "find out which is left over, and remove it",
+    )
+    relabelled = tuple(
+        name for name, tensor in tensors.items() if tensor.dtype == "F8_E8M0" and name.endswith("_scale")
+    )
+    tensors |= {name: dataclasses.replace(tensors[name], dtype="U8") for name in relabelled}
     report.add("files", f"{len(metadata)} safetensors files, {len(tensors)} tensors", problems)
-    return Opened(Checkpoint(path, config, named, metadata, index, {}), stored, relabelled, leftover)
+    return Opened(Checkpoint(path, config, tensors, metadata, index, {}), relabelled, leftover)
 
 
 def _index(path: Path, problems: list[Problem]) -> dict[str, Any] | None:
@@ -189,19 +192,3 @@ def _against_index(index: dict[str, Any], tensors: dict[str, TensorInfo]) -> Ite
     yield from about(
         stale, f"{INDEX} does not say rightly in which file {{}} is, or whether", _REBUILD, rewritable=True
     )
-
-
-def _quark_names(
-    tensors: dict[str, TensorInfo], problems: list[Problem]
-) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Return the tensors with ``X.weight`` in place of ``X.weight_packed``, and what was renamed."""
-    stored = {name.removesuffix(_PACKED): name for name in tensors if name.endswith(f".weight{_PACKED}")}
-    problems += about(
-        [name for name in stored if name in tensors],
-        f"{{}} is there both as it is and with {_PACKED}",
-        "find out which is left over, and remove it",
-    )
-    named = {name: info for name, info in tensors.items() if name not in stored and name not in stored.values()}
-    named |= {name: dataclasses.replace(tensors[origin], name=name) for name, origin in stored.items()}
-    order = {name: place for place, name in enumerate(tensors)}
-    return dict(sorted(named.items(), key=lambda item: order[stored.get(item[0], item[0])])), stored

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mxq.checkpoint import Checkpoint, TensorInfo
-from mxq.checkpoint.quantization import exclude_entries
+from mxq.checkpoint.quantization import FORMS, exclude_entries, packed_name
 from mxq.checkpoint.writer import Shard, TensorSpec, layout
 from mxq.convert import decide
 from mxq.convert.beside import copied_files
@@ -61,6 +61,7 @@ class Plan:
     Attributes:
         source: the checkpoint that is read.
         family: ``qwen3_5`` or ``qwen3_5_moe``.
+        form: that of the checkpoint written, one of :data:`mxq.checkpoint.quantization.FORMS`.
         experts: how routed experts are written: ``per-expert`` or ``fused``.
         max_shard_size: of the files written, in bytes.
         decisions: every source tensor's fate, in the order of the source.
@@ -73,6 +74,7 @@ class Plan:
     source: Checkpoint
     recipe: Recipe
     family: str
+    form: str
     experts: str
     max_shard_size: int
     decisions: list[Decision]
@@ -96,6 +98,7 @@ class Plan:
         return {
             "recipe": self.recipe.name,
             "family": self.family,
+            "format": self.form,
             "experts": self.experts,
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
@@ -133,7 +136,12 @@ def _no_collection() -> Iterator[None]:
 
 @_no_collection()
 def plan(
-    source: Checkpoint, recipe: Recipe, *, experts: str = "per-expert", max_shard_size: int = DEFAULT_SHARD_SIZE
+    source: Checkpoint,
+    recipe: Recipe,
+    *,
+    form: str = FORMS[0],
+    experts: str = "per-expert",
+    max_shard_size: int = DEFAULT_SHARD_SIZE,
 ) -> Plan:
     """Plan the conversion of ``source``; reads no weights but embeddings that are said to be tied and stored twice.
 
@@ -159,11 +167,12 @@ def plan(
     if wrong := contradictions(source):
         raise UsageError(f"{source.path}: {wrong[0]}", "put the config.json back that belongs to these weights")
     quantized = [piece for name, rule in rules.items() if rule.quantizes for piece in held[name]]
-    groups = {group.outputs[0].name: group for group in _groups(source, rules, held, experts)}
+    groups = {group.outputs[0].name: group for group in _groups(source, rules, held, form, experts)}
     return Plan(
         source=source,
         recipe=recipe,
         family=family,
+        form=form,
         experts=experts,
         max_shard_size=max_shard_size,
         decisions=[_decision(tensor, rules[tensor.name]) for tensor in source.tensors.values()],
@@ -174,16 +183,18 @@ def plan(
     )
 
 
-def packed_specs(name: str, shape: tuple[int, ...]) -> tuple[TensorSpec, TensorSpec]:
-    """Return codes and scales of a weight called ``name`` whose unquantized shape is [..., K]."""
+def packed_specs(name: str, shape: tuple[int, ...], form: str) -> tuple[TensorSpec, TensorSpec]:
+    """Return codes and scales, in ``form``, of a weight called ``name`` whose unquantized shape is [..., K]."""
     *rows, columns = shape
     return (
-        TensorSpec(name, "U8", (*rows, columns // 2)),
+        TensorSpec(packed_name(name, form), "U8", (*rows, columns // 2)),
         TensorSpec(qwen35.scale_name(name), "U8", (*rows, columns // BLOCK)),
     )
 
 
-def _groups(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]], experts: str) -> Iterable[Group]:
+def _groups(
+    source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]], form: str, experts: str
+) -> Iterable[Group]:
     fused: dict[str, list[tuple[int, int, Piece, str]]] = defaultdict(list)
     for name, tensor in source.tensors.items():
         rule = rules[name]
@@ -198,13 +209,13 @@ def _groups(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Pie
                 fused[f"{block}.{target}"].append((int(expert), projection == "up_proj", piece, rule.pattern))
             else:
                 shape = (piece.stop - piece.start, tensor.shape[-1])
-                yield Group(packed_specs(f"{piece.module}.weight", shape), (piece,), rule.pattern)
+                yield Group(packed_specs(f"{piece.module}.weight", shape, form), (piece,), rule.pattern)
     for name, parts in fused.items():
         parts.sort(key=lambda part: part[:2])  # by expert, gate rows before up rows
         count = parts[-1][0] + 1
         rows = sum(piece.stop - piece.start for _, _, piece, _ in parts)
         fused_shape = (count, rows // count, source.tensors[parts[0][2].tensor].shape[-1])
-        yield Group(packed_specs(name, fused_shape), tuple(piece for _, _, piece, _ in parts), parts[0][3])
+        yield Group(packed_specs(name, fused_shape, form), tuple(piece for _, _, piece, _ in parts), parts[0][3])
 
 
 def _kept(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]]) -> Iterable[str]:
@@ -218,5 +229,5 @@ def _kept(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece
 def _decision(tensor: TensorInfo, rule: Rule) -> Decision:
     if not rule.quantizes:
         return Decision(tensor, "keep", rule.pattern, tensor.nbytes)
-    after = sum(spec.nbytes for spec in packed_specs(tensor.name, tensor.shape))
+    after = sum(spec.nbytes for spec in packed_specs(tensor.name, tensor.shape, FORMS[0]))
     return Decision(tensor, "quantize", rule.pattern, after)

@@ -5,11 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mxq.checkpoint import Checkpoint
-from mxq.checkpoint.headers import nbytes
-from mxq.checkpoint.quantization import quark_config
+from mxq.checkpoint.quantization import config_for
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.writer import Shard, index
 from mxq.convert import manifest, structure
@@ -91,7 +87,7 @@ def _check_source(plan: Plan, made: dict[str, Any]) -> None:
 
 def _config(plan: Plan) -> dict[str, Any]:
     recipe = plan.recipe
-    quantization = quark_config(plan.exclude, weight_only=recipe.weight_only, rule=recipe.scale_rule)
+    quantization = config_for(plan.form, plan.exclude, weight_only=recipe.weight_only, rule=recipe.scale_rule)
     return plan.source.config | {"quantization_config": quantization}
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.checkpoint.quantization import Claims
 from mxq.convert import defects
-from mxq.convert.claims import Claims, claims_of
+from mxq.convert.claims import claims_of
 from mxq.convert.decide import check_complete
 from mxq.convert.declared import contradictions
 from mxq.convert.findings import CONVERT_AGAIN, Problem, Report, about
@@ -104,7 +105,7 @@ def found_packed(found: dict[str, Module]) -> set[str]:
 
 
 def _tensors(opened: Opened) -> tuple[str, list[Problem]]:
-    checkpoint = opened.checkpoint
+    checkpoint, stored = opened.checkpoint, opened.checkpoint.stored
     scales = scales_of(checkpoint)
     other, alone, unpacked, apart = [], [], [], []
     for name, weight in scales.items():
@@ -114,11 +115,11 @@ def _tensors(opened: Opened) -> tuple[str, list[Problem]]:
         if packed is None:
             alone.append(name)
         elif packed.dtype != "U8":
-            unpacked.append(f"{opened.stored.get(weight, weight)} {packed.dtype}")
+            unpacked.append(f"{stored.get(weight, weight)} {packed.dtype}")
         elif not (len(packed.shape) > 1 and fit(packed, tensor)) and defects.loads_packed(weight):
-            apart.append(f"{opened.stored.get(weight, weight)} {list(packed.shape)} with scales {list(tensor.shape)}")
+            apart.append(f"{stored.get(weight, weight)} {list(packed.shape)} with scales {list(tensor.shape)}")
     bare = [
-        opened.stored.get(name, name)
+        stored.get(name, name)
         for name, tensor in checkpoint.tensors.items()
         if tensor.dtype == "U8" and name not in scales and qwen35.scale_name(name) not in checkpoint.tensors
     ]

@@ -14,6 +14,7 @@ from mxq.convert.findings import CONVERT_AGAIN, Problem, Report
 from mxq.convert.opening import Opened, open_checked
 from mxq.convert.values import check_values
 from mxq.errors import MxqError
+from mxq.formats.rules import RULES
 
 
 def verify(path: Path, against: Path | None = None, *, rows: int = 16, seed: int = 0) -> Report:
@@ -69,9 +70,12 @@ def _manifest(opened: Opened, content: dict[str, Any]) -> tuple[str, list[Proble
         files, tensors = dict(content["files"]), dict(content["tensors"])
         if not isinstance(content["source"]["fingerprint"], str):
             raise TypeError("the source's fingerprint is no text")
+        if content["recipe"]["scale_rule"] not in RULES:
+            raise ValueError("the recipe's scale_rule is none that mxq has")
         problems = _check_files(checkpoint.path, files)
-        for name in tensors.keys() | checkpoint.tensors.keys():
-            tensor, entry = checkpoint.tensors.get(name), tensors.get(name)
+        held = {checkpoint.stored.get(name, name): tensor for name, tensor in checkpoint.tensors.items()}
+        for name in tensors.keys() | held.keys():
+            tensor, entry = held.get(name), tensors.get(name)
             actual = tensor and [tensor.dtype, list(tensor.shape), tensor.file.name]
             expected = entry and [entry["dtype"], entry["shape"], entry["file"]]
             if actual != expected:

@@ -117,7 +117,7 @@ class Placer:
             stored, said = ("in MXFP4", "unquantized") if has_scale else ("unquantized", "in MXFP4")
             raise MxqError(
                 f"{self._checkpoint.path}: {module} is stored {stored}, but quantization_config says {said}",
-                "engines would read its bytes wrongly; check `exclude` in config.json",
+                "engines would read its bytes wrongly; check quantization_config in config.json",
             )
         if not has_scale:
             return self._unquantized(name, shape), False

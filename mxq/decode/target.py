@@ -145,11 +145,11 @@ class Target:
 
 
 def load_target(path: Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> Target:
-    """Load the text model of a Qwen3.5 checkpoint directory, dense or MoE, bf16 or MXFP4 (Quark's form).
+    """Load the text model of a Qwen3.5 checkpoint directory, dense or MoE, bf16 or MXFP4.
 
     Weights become ``dtype``; MXFP4 weights are dequantized, and activations are fake-quantized where the checkpoint's
-    ``quantization_config`` has dynamic ``input_tensors``. Raises MxqError for a checkpoint that is incomplete, holds
-    tensors that its config does not account for, or is none of these models.
+    ``quantization_config`` says so. Raises MxqError for a checkpoint that is incomplete, holds tensors that its config
+    does not account for, or is none of these models.
     """
     checkpoint = Checkpoint.open(path)
     device = torch.device(device)
