@@ -26,7 +26,9 @@ def test_it_says_what_it_did_and_what_it_did_not(converted_moe: Path, moe_source
     done = mxq("dequantize", converted_moe, tmp_path / "out", "--max-shard-size", "4MB", "--jobs", 2)
     assert done.stdout.startswith(f"{tmp_path / 'out'}: ")
     assert "48 matrices in bf16, 114 tensors copied" in done.stdout
-    assert "activations are quantized to MXFP4 too as this model runs, and that is not simulated" in done.stderr
+    assert (
+        "note: this checkpoint quantizes activations too, as the model runs, and that is not simulated" in done.stderr
+    )
     assert "dequantizing: 100%" in done.stderr
     weight_only = convert(moe_source, tmp_path / "weight-only", "mxfp4-weight-only")
     done = mxq("dequantize", weight_only, tmp_path / "json", "--json", "--experts", "per-expert")
@@ -80,6 +82,7 @@ def test_what_cannot_be_dequantized_is_a_line_and_an_exit_code(
 def test_other_verbs_know_it(converted_dense: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     mxq("dequantize", converted_dense, out)
+    assert "was made by mxq dequantize and holds no MXFP4" in mxq("verify", out, code=2).stderr
     assert "not quantized" in mxq("inspect", out).stdout
     assert "note: mxq dequantize made this from MXFP4 weights" in mxq("plan", out).stdout
     words = ["--spec", "ar", "--workload", "arithmetic", "--limit", 1, "--max-tokens", 1, "--out", tmp_path / "run"]

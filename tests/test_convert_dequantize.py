@@ -200,7 +200,13 @@ def test_other_tools_checkpoints_too(form: str, converted_moe: Path, tmp_path: P
     assert Checkpoint.open(out).quantization is None
     weight_only = form == "compressed-tensors"  # as the fixtures are made
     said = json.loads((out / "mxq_dequantized.json").read_text())["activations"]
-    assert said == ("unquantized" if weight_only else "MXFP4 in the source, not simulated")
+    assert said == ("unquantized" if weight_only else "quantized in the source, not simulated")
+
+
+@pytest.mark.parametrize("experts", ["per-expert", "fused"])
+def test_the_other_form_that_mxq_writes(moe_source: Path, converted_moe: Path, tmp_path: Path, experts: str) -> None:
+    path = convert(moe_source, tmp_path / "mxfp4", form="compressed-tensors", experts=experts)
+    check_equal(read_all(dequantize(path, tmp_path / "out")), expected(converted_moe))
 
 
 def test_a_checkpoint_in_several_files_and_into_several(converted_moe: Path, tmp_path: Path) -> None:
@@ -294,7 +300,7 @@ def test_it_says_what_it_was_made_from(original: Path, converted: Path, simulati
     assert said["source"]["name"] == converted.name
     assert len(said["source"]["fingerprint"]) == 64
     assert said["source"]["quantization_config"]["quant_method"] == "quark"
-    assert said["activations"] == "MXFP4 in the source, not simulated"
+    assert said["activations"] == "quantized in the source, not simulated"
     found = digests(simulation)
     del found["mxq_dequantized.json"]
     assert {name: entry["sha256"] for name, entry in said["files"].items()} == found

@@ -43,6 +43,10 @@ class Claims(Protocol):
     def rule(self) -> str | None:
         """The scale rule that it says made the weights, None if it says none."""
 
+    @property
+    def weight_only(self) -> bool:
+        """Activations are not quantized."""
+
     method: ClassVar[str]
     """What writes such a config."""
     listing: ClassVar[str]
@@ -61,10 +65,6 @@ class QuantizationConfig(Claims, Protocol):
 
     form: ClassVar[str]
     """One of :data:`FORMS`."""
-
-    @property
-    def weight_only(self) -> bool:
-        """Activations are not quantized."""
 
 
 def config_for(form: str, exclude: Iterable[str], *, weight_only: bool, rule: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int 
     check(out, 0, {})  # before anything is downloaded
     planned = plan(resolve(model), experts=experts, max_shard_size=max_shard_size)
     if not planned.weight_only:
-        note("note: activations are quantized to MXFP4 too as this model runs, and that is not simulated")
+        note("note: this checkpoint quantizes activations too, as the model runs, and that is not simulated")
     run(planned, out, model, jobs=jobs or min(len(os.sched_getaffinity(0)), _MOST_JOBS))
     before = sum(tensor.nbytes for tensor in planned.source.tensors.values())
     if as_json:
@@ -63,7 +63,7 @@ def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int 
             "dequantized_matrices": planned.matrices,
             "copied_tensors": planned.copies,
             "experts": experts,
-            "activations": "unquantized" if planned.weight_only else "MXFP4, not simulated",
+            "activations": "unquantized" if planned.weight_only else "quantized, not simulated",
             "files": [shard.file for shard in planned.shards],
         }
         click.echo(json.dumps(summary, indent=2))

@@ -52,6 +52,7 @@ class AutoRound:
     bits: dict[str, int]
     patterns: dict[re.Pattern[str], int]
     blocks: tuple[str, ...]
+    weight_only: bool
     rule: ClassVar[str | None] = None
     method: ClassVar[str] = "AutoRound"
     listing: ClassVar[str] = "extra_config"
@@ -76,7 +77,9 @@ class AutoRound:
         if not all(isinstance(value, int) for value in bits.values()):
             raise MxqError(f"{where}: quantization_config.extra_config gives bits that are no number", HINT)
         patterns = {compiled(key, where): value for key, value in bits.items() if set(key) & _SPECIAL}
-        return cls(bits, patterns, tuple(qwen35.engine_name(block) for block in blocks))
+        act_bits = raw.get("act_bits")
+        weight_only = not isinstance(act_bits, int) or act_bits >= 16
+        return cls(bits, patterns, tuple(qwen35.engine_name(block) for block in blocks), weight_only)
 
     @property
     def entries(self) -> tuple[str, ...]:

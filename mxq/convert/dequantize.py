@@ -12,7 +12,6 @@ with it that headers and config show.
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.reader import read_config
@@ -36,8 +35,7 @@ class Plan:
     """What will be written.
 
     Attributes:
-        source: the checkpoint as its files have it.
-        renamed: the same with packed weights under Quark's names; tensors are read from here.
+        source: the checkpoint, packed weights by Quark's names.
         weight_only: the source quantizes no activations.
         experts: how packed routed experts are written, one of :data:`EXPERTS`.
         max_shard_size: of the files written, in bytes.
@@ -46,7 +44,6 @@ class Plan:
     """
 
     source: Checkpoint
-    renamed: Checkpoint
     weight_only: bool
     experts: str
     max_shard_size: int
@@ -84,7 +81,8 @@ def plan(path: Path, *, experts: str = "published", max_shard_size: int = DEFAUL
     """
     config = read_config(path)
     qwen35.family(config, str(path))
-    if claims_of(config, str(path)) is None:
+    claims = claims_of(config, str(path))
+    if claims is None:
         raise UsageError(f"{path} is not quantized, so there is nothing to dequantize", "give an MXFP4 checkpoint")
     report = Report()
     opened = open_checked(path, report)
@@ -96,9 +94,8 @@ def plan(path: Path, *, experts: str = "published", max_shard_size: int = DEFAUL
     outputs = _outputs(opened.checkpoint, experts)
     specs = [_spec(opened.checkpoint, name, modules) for name, modules in outputs.items()]
     return Plan(
-        source=Checkpoint.open(path),
-        renamed=opened.checkpoint,
-        weight_only=not _quantizes_activations(config["quantization_config"]),
+        source=opened.checkpoint,
+        weight_only=claims.weight_only,
         experts=experts,
         max_shard_size=max_shard_size,
         packed={name: modules for name, modules in outputs.items() if modules},
@@ -113,16 +110,6 @@ def _broken(path: Path, report: Report) -> MxqError:
     if all(problem.rewritable for problem in problems):
         fix = f"mxq verify {path} --fix OUT writes a copy without"
     return MxqError(f"{path}: {problems[0].what}{more}", fix)
-
-
-def _quantizes_activations(quantization: dict[str, Any]) -> bool:
-    """Tell whether a ``quantization_config``, which :mod:`mxq.convert.claims` has read, quantizes activations too."""
-    if quantization["quant_method"] == "quark":
-        return quantization["global_quant_config"].get("input_tensors") is not None
-    if quantization["quant_method"] == "compressed-tensors":
-        return any(group.get("input_activations") is not None for group in quantization["config_groups"].values())
-    bits = quantization.get("act_bits")
-    return isinstance(bits, int) and bits < 16
 
 
 def _outputs(checkpoint: Checkpoint, experts: str) -> dict[str, list[Module]]:

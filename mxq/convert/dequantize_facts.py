@@ -52,7 +52,7 @@ def facts(plan: Plan, spec: str, directory: Path, known: Mapping[str, dict[str, 
     return {
         "format": FORMAT,
         **origin(plan.source, spec, plan.experts),
-        "activations": "unquantized" if plan.weight_only else "MXFP4 in the source, not simulated",
+        "activations": "unquantized" if plan.weight_only else "quantized in the source, not simulated",
         "bytes": plan.bytes_after,
         "matrices": plan.matrices,
         "files": dict(sorted((shards | others).items())),
@@ -83,7 +83,7 @@ def card(content: dict[str, Any]) -> str:
         )
     else:
         same = (
-            "The source quantizes activations to MXFP4 as the model runs. These weights do not: what an engine computes"
+            "The source quantizes activations too, as the model runs. These weights do not: what an engine computes"
             " with\nthem has the error of the weights and not that of the activations."
         )
     lines = [

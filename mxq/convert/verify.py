@@ -8,12 +8,12 @@ from typing import Any
 
 from mxq.checkpoint import Checkpoint
 from mxq.convert import manifest, structure
-from mxq.convert.beside import LAYERS, MANIFEST
+from mxq.convert.beside import DEQUANTIZED, LAYERS, MANIFEST
 from mxq.convert.compare import compare
 from mxq.convert.findings import CONVERT_AGAIN, Problem, Report
 from mxq.convert.opening import Opened, open_checked
 from mxq.convert.values import check_values
-from mxq.errors import MxqError
+from mxq.errors import MxqError, UsageError
 from mxq.formats.rules import RULES
 
 
@@ -28,9 +28,11 @@ def verify(path: Path, against: Path | None = None, *, rows: int = 16, seed: int
         seed: see ``against``.
 
     Raises:
-        UsageError: ``path`` or ``against`` is no checkpoint at all.
+        UsageError: ``path`` or ``against`` is no checkpoint at all, or ``path`` was dequantized.
         MxqError: ``against`` is broken. All that is wrong with ``path`` is in the report.
     """
+    if (path / DEQUANTIZED).is_file():
+        raise UsageError(f"{path} was made by mxq dequantize and holds no MXFP4", "verify what it was made from")
     report = Report()
     opened = open_checked(path, report)
     if opened is None:
