@@ -83,6 +83,13 @@ def test_a_config_deeper_than_what_can_be_written_again(sharded: Path) -> None:
         Checkpoint.open(sharded)
 
 
+def test_an_index_that_leaves_out_a_whole_shard(sharded: Path) -> None:
+    """As a source it would be converted without, of MTP say, and nobody told."""
+    edit_json(sharded / INDEX, lambda index: index["weight_map"].pop("a"))
+    with pytest.raises(MxqError, match=r"names 1 of the 2 files model-\*-of-00002; download"):
+        Checkpoint.open(sharded)
+
+
 def test_a_tensor_in_two_shards(sharded: Path) -> None:
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, sharded / "model-00001-of-00002.safetensors")
     with pytest.raises(MxqError, match="tensor b is in model-00001"):

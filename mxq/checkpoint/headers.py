@@ -107,7 +107,7 @@ def read_header(file: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
     except FileNotFoundError:
         raise MxqError(f"{file} is missing", "download the checkpoint again") from None
     except OSError as error:
-        raise MxqError(f"{file} cannot be read: {error.strerror}") from None
+        raise MxqError(f"{file} cannot be read: {error.strerror}", "see what it is, and who may read it") from None
     return parse_header(file, text, size)
 
 
@@ -139,7 +139,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise MxqError(f"{file} cannot be read: {error.strerror}") from None
+        raise MxqError(f"{file} cannot be read: {error.strerror}", "see what it is, and who may read it") from None
     return parse_json(text, str(file))
 
 

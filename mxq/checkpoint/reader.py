@@ -5,6 +5,8 @@ import fnmatch
 import functools
 import math
 import os
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +22,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _READ_AT_ONCE = 1 << 30  # Linux moves at most 2 GiB per call
 _MAX_DEPTH = 64
+_NUMBERED = re.compile(r"(.*-)\d+-of-(\d{1,9})\.safetensors")
 
 
 class Elsewhere(Protocol):
@@ -79,10 +82,14 @@ class Checkpoint:
             metadata[file], found = _header(inside(path, file), elsewhere.get(file))
             for name, tensor in found.items():
                 if name in tensors:
-                    raise MxqError(f"{path}: tensor {name} is in {tensors[name].file.name} and in {file}")
+                    raise MxqError(
+                        f"{path}: tensor {name} is in {tensors[name].file.name} and in {file}",
+                        "remove what is left over",
+                    )
                 tensors[name] = tensor
         if weight_map is not None:
             _check_index(path / INDEX, weight_map, tensors)
+            _check_numbers(path / INDEX, metadata)
         return cls(path, config, tensors, metadata, index, elsewhere)
 
     @functools.cached_property
@@ -254,6 +261,14 @@ def _weight_map(path: Path, names: Collection[str], where: str) -> tuple[dict[st
     if not weight_map:
         raise MxqError(f"{file} names no tensor", "download it again")
     return weight_map, index
+
+
+def _check_numbers(index: Path, files: Collection[str]) -> None:
+    """Where files say how many they are, that many are named: a whole file left out leaves no other trace."""
+    series = Counter((found[1], found[2]) for file in files if (found := _NUMBERED.fullmatch(file)))
+    for (prefix, count), named in series.items():
+        if named != int(count):
+            raise MxqError(f"{index} names {named} of the {int(count)} files {prefix}*-of-{count}", "download it again")
 
 
 def _check_index(index: Path, weight_map: dict[str, str], tensors: dict[str, TensorInfo]) -> None:
