@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 _LINE_EVERY_S = 10.0
+_MOST_SHOWN = 2000
 _quiet = False
 
 
@@ -27,7 +28,16 @@ def set_quiet(quiet: bool) -> None:
 def note(message: str) -> None:
     """Say something in passing, on stderr."""
     if not _quiet:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` on one line of at most 2000 characters, without those that would do something to a terminal."""
+    if len(text) > _MOST_SHOWN:
+        text = f"{text[:_MOST_SHOWN]}..."
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 @contextlib.contextmanager

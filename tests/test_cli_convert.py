@@ -13,6 +13,7 @@ from typing import Any
 import foreign
 import peak_memory
 import pytest
+import torch
 from checkpoints import edit_json, rewrite, sparse_copy, wide_copy
 from click.testing import CliRunner, Result
 
@@ -216,7 +217,11 @@ def test_experts_with_an_odd_number_of_rows(moe_source: Path, tmp_path: Path) ->
     assert f"{name} has 511 rows per expert" in mxq("verify", odd, code=3).stdout
 
 
-@pytest.mark.parametrize("line", ['{"sqnr_db": 1}', "[1]", '{"sqnr_db": "1"}', "SHOWN-0"])
+@pytest.mark.parametrize(
+    "line",
+    ['{"sqnr_db": 1}', "[1]", '{"sqnr_db": "1"}', '{"sqnr_db": NaN}', "[" * 5000, '{"a": ' * 5000, "SHOWN-0"],
+    ids=range(7),
+)
 def test_errors_of_layers_that_mxq_did_not_write(dense_source: Path, tmp_path: Path, line: str) -> None:
     out = tmp_path / "out"
     mxq("quantize", dense_source, out)
@@ -224,6 +229,22 @@ def test_errors_of_layers_that_mxq_did_not_write(dense_source: Path, tmp_path: P
         line = json.dumps(json.loads((out / "layers.jsonl").read_text().splitlines()[0]) | {"blocks": 0})
     (out / "layers.jsonl").write_text(line + "\n")
     fails("inspect", out, "--worst", 3, code=2, reason="layers.jsonl is not as mxq wrote it")
+
+
+@pytest.mark.parametrize("named", [["Qwen3_5ForConditionalGeneration", 5], 7, {"a": 1}, ["Qwen3_5\u202e\u001b[2J"]])
+def test_architectures_that_are_no_names(dense_source: Path, tmp_path: Path, named: object) -> None:
+    path = shutil.copytree(dense_source, tmp_path / "model")
+    edit_json(path / "config.json", lambda config: config.update(architectures=named))
+    fails("plan", path, code=2, reason="config.json names no architecture")
+    assert mxq("inspect", path).stdout.replace("\n", "").isprintable()
+
+
+def test_a_layer_with_a_number_that_no_computer_has(dense_source: Path, tmp_path: Path) -> None:
+    for number in ("9" * 5000, "00", "٣"):
+        path = shutil.copytree(dense_source, tmp_path / number[:5])
+        added = {f"model.language_model.layers.{number}.input_layernorm.weight": torch.ones(256)}
+        rewrite(path, lambda tensors, added=added: tensors.update(added))  # type: ignore[misc]
+        fails("plan", path, code=2, reason="config.json says 4 layers, the tensors are of 5")
 
 
 def test_outputs_and_arguments_that_cannot_be(dense_source: Path, tmp_path: Path) -> None:

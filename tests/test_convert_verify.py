@@ -1,6 +1,7 @@
 """Verification finds what is wrong: every defect here is planted, most with the manifest made to agree with it."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -81,6 +82,19 @@ def test_files_and_manifest_that_come_or_go(converted_dense: Path, tmp_path: Pat
         (path / "mxq_manifest.json").write_text(content)
         (problem,) = found(path)
         assert "mxq_manifest.json" in problem
+
+
+def test_what_stands_in_place_of_a_file_is_not_read(converted_dense: Path, tmp_path: Path) -> None:
+    """A pipe would be waited for, and a link out of the directory could lead to anything."""
+    path = shutil.copytree(converted_dense, tmp_path / "out")
+    (path / "README.md").unlink()
+    os.mkfifo(path / "README.md")
+    (path / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (path / "tokenizer.json").symlink_to("../tokenizer.json")
+    assert found(path) == [
+        f"{path}/README.md is not a file",
+        f"{path}/tokenizer.json is a link out of the checkpoint's directory",
+    ]
 
 
 @pytest.mark.parametrize(

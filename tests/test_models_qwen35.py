@@ -80,6 +80,8 @@ def test_what_holds_no_matrix_has_no_pieces() -> None:
     for name, shape in ((LAYER + "linear_attn.conv1d.weight", (8, 1, 4)), (LAYER + "linear_attn.A_log", (4,))):
         assert qwen35.pieces(name, shape) == []
     assert qwen35.pieces(LAYER + "mlp.experts.down_proj", (1 << 60, 8, 0)) == []
+    with pytest.raises(ValueError, match="is of 1048576 experts, which no model has"):
+        qwen35.pieces(LAYER + "mlp.experts.down_proj", (1 << 20, 8, 32))
 
 
 def test_groups_that_engines_merge() -> None:

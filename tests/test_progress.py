@@ -23,6 +23,14 @@ def test_the_end_is_always_shown(capsys: pytest.CaptureFixture[str], total: floa
     assert captured.out == ""
 
 
+def test_what_others_wrote_stays_on_its_line_and_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.note("not copied: a\nb\x1b[2J\u202e\udcff é")
+    progress.note("x" * 10_000)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == r"not copied: a\nb\x1b[2J\u202e\udcff é"
+    assert len(second) == 2003
+
+
 def test_lines_come_as_time_passes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("mxq.progress.time.monotonic", lambda: clock[0])

@@ -91,7 +91,9 @@ _UNEXPECTED = "mxq did not expect this: run it again with --debug and report the
 def _fail(ctx: click.Context, message: str, hint: str | None, code: int) -> NoReturn:
     if ctx.meta.get(_DEBUG):
         traceback.print_exc()
-    click.echo(message if hint is None else f"{message}\n  -> {hint}", err=True)
+    click.echo(progress.printable(message), err=True)
+    if hint is not None:
+        click.echo(f"  -> {progress.printable(hint)}", err=True)
     raise click.exceptions.Exit(_TERMINATED if ctx.meta.get(_TERMINATED_KEY) else code)
 
 

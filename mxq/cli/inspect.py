@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mxq.cli.tables import show, table
-from mxq.errors import UsageError
+from mxq.errors import MxqError, UsageError
 from mxq.files import size
+from mxq.progress import printable
 
 if TYPE_CHECKING:
     from mxq.checkpoint import Checkpoint
@@ -82,19 +83,21 @@ def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def _worst(path: Path, count: int) -> list[dict[str, Any]]:
+    from mxq.checkpoint.headers import parse_json
+    from mxq.checkpoint.reader import inside
     from mxq.convert.beside import LAYERS
 
     file = path / LAYERS
-    if not file.is_file():
+    if not inside(path, LAYERS).is_file():
         raise UsageError(f"{path} holds no {LAYERS}, where the errors are", "mxq quantize writes it as it converts")
     try:
-        layers = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        layers = [parse_json(line, "a line") for line in file.read_bytes().splitlines()]
         known = [layer for layer in layers if layer["sqnr_db"] is not None]
         worst = sorted(known, key=lambda layer: float(layer["sqnr_db"]))[:count]
         for layer in worst:
             _row(layer)  # raises for what cannot be shown
         return worst
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (MxqError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"{file} is not as mxq wrote it: {error}", "convert again") from None
 
 
@@ -103,18 +106,19 @@ def _show(facts: dict[str, Any]) -> None:
     for row in facts["content"]:
         shown.add_row(row["part"], row["role"], row["stored"], str(row["tensors"]), size(row["bytes"]))
     show(shown)
-    architectures = ", ".join(facts["architectures"] or ["no architecture"])
+    named = facts["architectures"] or "no architecture"
+    architectures = ", ".join(map(str, named)) if isinstance(named, list) else str(named)
     lines = [f"{architectures}: {facts['tensors']} tensors, {size(facts['bytes'])}, in {facts['files']} file(s)"]
     if facts["quantization"] is None:
         lines.append("not quantized")
     else:
         config = facts["quantization"]
         rule = config["scale_rule"] or "not stated"
-        lines.append(
-            f"weights {config['weights']} in the form of {config['format']}, scale rule {rule},\n"
-            f"activations {config['activations']}, {config['exclude']} entries of what is not quantized"
-        )
-    click.echo("\n".join(lines))
+        lines += [
+            f"weights {config['weights']} in the form of {config['format']}, scale rule {rule},",
+            f"activations {config['activations']}, {config['exclude']} entries of what is not quantized",
+        ]
+    click.echo("\n".join(map(printable, lines)))
 
 
 def _show_worst(layers: list[dict[str, Any]]) -> None:
@@ -130,7 +134,7 @@ def _show_worst(layers: list[dict[str, Any]]) -> None:
 def _row(layer: dict[str, Any]) -> list[str]:
     exponents = layer["scale_exponents"]
     return [
-        layer["module"].removeprefix(_LANGUAGE_MODEL),
+        printable(layer["module"].removeprefix(_LANGUAGE_MODEL)),
         f"{layer['sqnr_db']:.2f}",
         f"{layer['saturated']:.3%}",
         f"{layer['zero_blocks'] / layer['blocks']:.1%}",

@@ -9,6 +9,7 @@ import click
 
 from mxq.cli.tables import table
 from mxq.errors import MismatchError
+from mxq.progress import printable
 
 if TYPE_CHECKING:
     from mxq.convert.findings import Report
@@ -90,10 +91,10 @@ def _show(report: "Report") -> None:
     for check in report.checks:
         outcome = Text("ok", "green") if check.done else Text("not done", "yellow")
         result = Text(f"{len(check.problems)} wrong", "bold red") if check.problems else outcome
-        shown.add_row(check.name, result, check.covered)
+        shown.add_row(check.name, result, printable(check.covered))
     console.print(shown)
     for problem in report.problems:
-        for mark, text in (("* ", problem.what), ("  -> ", problem.fix)):
+        for mark, text in (("* ", printable(problem.what)), ("  -> ", printable(problem.fix))):
             if console.is_terminal:
                 indent = " " * len(mark)
                 text = textwrap.fill(text, console.width, initial_indent=mark, subsequent_indent=indent)

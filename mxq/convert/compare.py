@@ -173,9 +173,9 @@ def _same_file(ours: Path, theirs: Path, exact: bool) -> bool:
         return False
     try:  # other tools write JSON anew
         a, b = (json.loads(file.read_text(encoding="utf-8")) for file in (ours, theirs))
-    except ValueError:
+        return not any(_changed(a, b)) if isinstance(a, dict) and isinstance(b, dict) else bool(a == b)
+    except (ValueError, RecursionError):
         return False
-    return not any(_changed(a, b)) if isinstance(a, dict) and isinstance(b, dict) else bool(a == b)
 
 
 def _same_bytes(checkpoint: Checkpoint, source: Checkpoint, ours: dict[str, Module], name: str) -> bool:

@@ -27,18 +27,18 @@ def check_complete(source: Checkpoint, held: dict[str, list[Piece]]) -> None:
         UsageError: some are missing or too many.
     """
     config = qwen35.text_config(source.config)
-    numbers: set[int] = set()
+    numbers: set[str] = set()
     experts: dict[str, set[str]] = defaultdict(set)
     for name, pieces in held.items():
         layer = name.partition("layers.")[2].partition(".")[0]
         if qwen35.part(name) == "text" and layer.isdecimal():
-            numbers.add(int(layer))
+            numbers.add(layer)
         for piece in pieces:
             block = qwen35.experts_module(piece.module)
             if block is not None:
                 experts[block].add(piece.module.removeprefix(block + "."))
     layers = config.get("num_hidden_layers")
-    if not isinstance(layers, int) or len(numbers) != layers or max(numbers, default=-1) + 1 != layers:
+    if not isinstance(layers, int) or len(numbers) != layers or numbers != set(map(str, range(layers))):
         raise UsageError(
             f"{source.path}: config.json says {layers} layers, the tensors are of {len(numbers)}",
             "the checkpoint is incomplete or its config.json is of another model",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mxq.checkpoint.headers import parse_json
+from mxq.checkpoint.headers import open_regular, parse_json
 from mxq.errors import MxqError, UsageError
 
 FORMAT = 1
@@ -124,7 +124,8 @@ def published(file: Path) -> str | None:
 def _lines(file: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the lines of a journal that are whole, and their length in bytes; none if it is not there."""
     try:
-        content = file.read_bytes()
+        with open_regular(file) as stream:
+            content = stream.read()
     except FileNotFoundError:
         return [], 0
     whole = content[: content.rfind(b"\n") + 1]

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.headers import open_regular
+from mxq.checkpoint.reader import inside
 from mxq.convert import manifest, structure
 from mxq.convert.beside import DEQUANTIZED, LAYERS, MANIFEST
 from mxq.convert.compare import compare
@@ -96,7 +98,14 @@ def _check_files(path: Path, files: dict[str, Any]) -> list[Problem]:
         for name in sorted(present - files.keys())
     ]
     problems += [Problem(f"{name} is missing") for name in sorted(files.keys() - present)]
-    for name, actual in manifest.checksums([path / name for name in sorted(files.keys() & present)]).items():
+    held = []
+    for name in sorted(files.keys() & present):
+        try:
+            open_regular(inside(path, name)).close()
+            held.append(path / name)
+        except MxqError as error:
+            problems.append(Problem(error.message, error.hint or CONVERT_AGAIN))
+    for name, actual in manifest.checksums(held).items():
         if actual != files[name]:
             problems.append(Problem(f"{name} changed after it was written: its sha256 is not that in the manifest"))
     return problems

@@ -105,6 +105,7 @@ _OUTSIDE = [
 ]
 _FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(?:\d+\.)?(?:gate_proj|up_proj|down_proj|gate_up_proj)$")
+_MAX_EXPERTS = 1 << 14  # a shape costs nothing to claim, but every expert is objects here
 _ENGINE_PREFIXES = (("model.language_model.", "language_model.model."), ("model.visual.", "visual."))
 
 
@@ -126,10 +127,12 @@ def family(config: dict[str, Any], where: str) -> str:
     """
     architectures = config.get("architectures")
     named = architectures if isinstance(architectures, list) else []
+    if not all(isinstance(architecture, str) and architecture.isprintable() for architecture in named):
+        named = []
     for architecture in named:
-        if isinstance(architecture, str) and architecture in FAMILIES:
+        if architecture in FAMILIES:
             return FAMILIES[architecture]
-    what = ", ".join(map(str, named)) or "no architecture"
+    what = ", ".join(named) or "no architecture"
     raise UsageError(f"{where}: config.json names {what}", f"mxq converts {', '.join(FAMILIES)}")
 
 
@@ -154,13 +157,16 @@ def role(tensor: str) -> Role:
 def pieces(tensor: str, shape: Sequence[int]) -> list[Piece]:
     """Return the modules whose weights a tensor of ``shape`` holds: one, all experts', or none if it is no matrix.
 
-    Works alike for packed weights: rows are rows. Raises ValueError if a fused gate_up_proj has an odd number of rows.
+    Works alike for packed weights: rows are rows. Raises ValueError if a fused gate_up_proj has an odd number of rows,
+    or more experts than any model.
     """
     if 0 in shape:  # whose other axes cost nothing to claim
         return []
     fused = _FUSED_EXPERTS.fullmatch(tensor)
     if fused and len(shape) == 3:
         experts, rows = shape[0], shape[1]
+        if experts > _MAX_EXPERTS:
+            raise ValueError(f"{tensor} is of {experts} experts, which no model has")
         if fused[2] == "down_proj":
             return [Piece(f"{fused[1]}.{e}.down_proj", tensor, e * rows, (e + 1) * rows) for e in range(experts)]
         if rows % 2:
