@@ -17,6 +17,8 @@ import torch
 import yaml
 from checkpoints import Tensors, edit_json, metadata, raw_headers, read_all, rewrite
 from conversion import convert
+from hub import Hub
+from hub_runner import Runner
 from killing import digests
 
 from mxq import decode
@@ -315,6 +317,15 @@ def test_it_says_what_it_was_made_from(original: Path, converted: Path, simulati
     assert "not that of the activations" in " ".join(card.split())
 
 
+def test_a_model_on_the_hub(converted_dense: Path, hub: Hub, mxq: Runner, tmp_path: Path) -> None:
+    repository = hub.add("org/model", foreign.shards(foreign.quark(converted_dense, tmp_path / "theirs"), 2))
+    mxq("dequantize", "org/model", tmp_path / "out")
+    check_equal(read_all(tmp_path / "out"), expected(converted_dense))
+    source = json.loads((tmp_path / "out/mxq_dequantized.json").read_text())["source"]
+    assert (source["name"], source["hub"], source["commit"]) == ("org/model", True, repository.refs["main"])
+    assert "base_model: org/model\n" in (tmp_path / "out/README.md").read_text()
+
+
 def test_a_source_that_changes_meanwhile_spoils_it(
     converted_dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +346,7 @@ def test_killed_and_run_again_it_ends_with_the_same_bytes(converted_dense: Path,
     undisturbed = digests(dequantize(converted_dense, tmp_path / "undisturbed", max_shard_size=1_000_000))
     script = Path(__file__).with_name("killing.py")
     options = ["--max-shard-size", "1000000", "--jobs", "2"]
-    words = [script, "in_a_shard", "40", tmp_path, "dequantize", converted_dense, *options]
+    words = [script, "in_a_shard", "60", tmp_path, "dequantize", converted_dense, *options]
     done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     *stops, last = [json.loads(line) for line in done.stdout.splitlines()]
