@@ -251,6 +251,7 @@ def test_a_source_changed_between_runs_is_refused(
     ("options", "reason"),
     [
         ({"name": "mxfp4-weight-only"}, "recipe.activations is dynamic there, none now"),
+        ({"form": "compressed-tensors"}, "options.format is quark there, compressed-tensors now"),
         ({"experts": "fused"}, "options.experts is per-expert there, fused now"),
         ({"max_shard_size": 2_000_000}, "max_shard_size is 1000000 there, 2000000 now"),
     ],

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -263,15 +264,27 @@ def test_mtp_experts_stored_fused_are_kept_and_named(moe_source: Path, tmp_path:
 
 @pytest.mark.parametrize("name", recipe.names())
 @pytest.mark.parametrize("experts", ["per-expert", "fused"])
-def test_vllm_builds_as_mxfp4_exactly_what_is_packed(source: Path, tmp_path: Path, name: str, experts: str) -> None:
-    """For every linear of vLLM's model of the target and of MTP, what its own functions say of our exclude."""
-    out = convert(source, tmp_path / "out", name, experts=experts)
-    exclude = json.loads((out / "config.json").read_text())["quantization_config"]["exclude"]
+@pytest.mark.parametrize(
+    ("form", "listing", "quantized"),
+    [("quark", "exclude", vllm.quantized), ("compressed-tensors", "ignore", vllm.compressed_tensors_quantized)],
+)
+def test_vllm_builds_as_mxfp4_exactly_what_is_packed(
+    source: Path,
+    tmp_path: Path,
+    name: str,
+    experts: str,
+    form: str,
+    listing: str,
+    quantized: Callable[[list[str], str, dict[str, str]], bool],
+) -> None:
+    """For every linear of the target and of MTP that vLLM builds, what its own functions say of our list."""
+    out = convert(source, tmp_path / "out", name, experts=experts, form=form)
+    entries = json.loads((out / "config.json").read_text())["quantization_config"][listing]
     merged = {member: fused for fused, members in vllm.PACKED_MODULES.items() for member in members}
     built: dict[str, dict[str, set[bool]]] = {"target": {}, "mtp": {}}
     tensors = read_all(out)
     for tensor in tensors:
-        module = tensor.removesuffix(".weight")
+        module = tensor.removesuffix("_packed").removesuffix(".weight")
         linear = module.endswith(
             ("_proj", "_z", "_a", "_b", "_qkv", ".fc", ".gate", "_gate", ".qkv", ".proj", "fc1", "fc2")
         )
@@ -285,12 +298,12 @@ def test_vllm_builds_as_mxfp4_exactly_what_is_packed(source: Path, tmp_path: Pat
             model, module = "mtp", module
         else:
             model, module = "target", vllm.apply_list([module], vllm.MULTIMODAL)[0]
-        built[model].setdefault(module, set()).add(f"{tensor}_scale" in tensors)
+        built[model].setdefault(module, set()).add(f"{tensor.removesuffix('_packed')}_scale" in tensors)
     assert len(built["target"]) > 20
     assert len(built["mtp"]) >= 5
     for model, renames in (("target", vllm.MULTIMODAL), ("mtp", vllm.MTP)):
         for module, packed in built[model].items():
-            assert packed == {vllm.quantized(exclude, module, renames)}, module
+            assert packed == {quantized(entries, module, renames)}, module
 
 
 def test_the_card_and_the_manifest_say_what_was_done(source: Path, tmp_path: Path) -> None:
