@@ -317,6 +317,7 @@ def test_it_says_what_it_was_made_from(original: Path, converted: Path, simulati
     assert "not that of the activations" in " ".join(card.split())
 
 
+@pytest.mark.slow
 def test_a_model_on_the_hub(converted_dense: Path, hub: Hub, mxq: Runner, tmp_path: Path) -> None:
     repository = hub.add("org/model", foreign.shards(foreign.quark(converted_dense, tmp_path / "theirs"), 2))
     mxq("dequantize", "org/model", tmp_path / "out")
