@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors import safe_open
 
 from mxq import testbed
-from mxq.formats import cpu, cpu_kernel, elements, kernels, mxfp4
+from mxq.formats import cpu, cpu_kernel, cpu_rows, elements, kernels, mxfp4
 from mxq.formats.rules import RULES
 
 Bytes = tuple[torch.Tensor, torch.Tensor]
@@ -98,7 +98,7 @@ def test_real_weights() -> None:
     assert len(names) > 50
 
 
-def expected_measures(x: torch.Tensor, rule: str) -> cpu.Measures:
+def expected_measures(x: torch.Tensor, rule: str) -> cpu_rows.Measures:
     """The same by definition, in double precision."""
     packed, scale = mxfp4.quantize(x, rule)
     exact = x.double().view(-1, 32)
@@ -111,7 +111,7 @@ def expected_measures(x: torch.Tensor, rule: str) -> cpu.Measures:
     limit = 6 * scales
     used = scale[finite & ~zero].tolist()
     rows = (~finite).view(-1, x.shape[-1] // 32).any(-1).nonzero()
-    return cpu.Measures(
+    return cpu_rows.Measures(
         signal=float(exact[finite].square().sum()),
         noise=float((exact - values)[finite].square().sum()),
         saturated=int((exact.abs() > limit)[finite].sum()),
@@ -123,7 +123,7 @@ def expected_measures(x: torch.Tensor, rule: str) -> cpu.Measures:
     )
 
 
-def assert_measures(got: cpu.Measures, expected: cpu.Measures) -> None:
+def assert_measures(got: cpu_rows.Measures, expected: cpu_rows.Measures) -> None:
     for name in ("saturated", "zero_blocks", "lowest", "highest", "bad_blocks", "first_bad_row"):
         assert getattr(got, name) == getattr(expected, name), name
     assert math.isclose(got.signal, expected.signal, rel_tol=1e-12)
@@ -158,9 +158,9 @@ def test_threads_change_nothing() -> None:
 
 
 def test_a_limit_that_is_one_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = cpu._limits(torch.bfloat16, False).copy()
+    limits = cpu_rows._limits("BF16", False).copy()
     limits[:, 3] -= 1  # what should be rounded down to 1.5 at its upper end becomes 2
-    monkeypatch.setattr(cpu, "_limits", lambda dtype, signed_zero: limits)
+    monkeypatch.setattr(cpu_rows, "_limits", lambda kind, signed_zero: limits)
     x = dict(numbers(torch.bfloat16, every=61))["rounding boundaries"]
     with pytest.raises(AssertionError, match="codes of tensor differ"):
         assert_same(cpu.quantize(x), mxfp4.quantize(x))

@@ -102,8 +102,15 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert not loaded & HEAVY
 
 
-def test_a_plan_is_made_without_torch() -> None:
-    """It takes longer to import than the largest model takes to plan."""
-    code = f"import sys, mxq.convert.plan; print(*({HEAVY!r} & sys.modules.keys()))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert loaded.split() == []
+@pytest.mark.parametrize("verb", ["plan", "quantize"])
+def test_conversions_do_without_torch(verb: str, dense_source: Path, tmp_path: Path) -> None:
+    """It takes longer to import than the largest model takes to plan, or a gigabyte to convert."""
+    code = (
+        "import sys; from mxq.cli import main; main(sys.argv[1:], standalone_mode=False);"
+        "print('loaded:', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    out = [tmp_path / "out"] if verb == "quantize" else []
+    command = [sys.executable, "-c", code, verb, dense_source, *out]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
+    assert loaded[0] == "loaded:"
+    assert not {"torch", "transformers"} & set(loaded)

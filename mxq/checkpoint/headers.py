@@ -236,7 +236,7 @@ def _tensor(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _broken(file, f"the entry of tensor {name} is not dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in SIZES:
         raise _broken(file, f"tensor {name} is of unknown type {dtype!r:.60}")
     if not _naturals(shape) or len(shape) > _MAX_AXES or not _naturals(offsets) or len(offsets) != 2:
         raise _broken(file, f"tensor {name} has shape {shape!r:.60} and offsets {offsets!r:.60}")

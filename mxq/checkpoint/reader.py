@@ -137,6 +137,18 @@ class Checkpoint:
         tensor = self.info(name)
         return self._bytes(tensor, tensor.start + start, stop - start)
 
+    def read_into(self, name: str, start: int, view: memoryview) -> None:
+        """Fill ``view`` (bytes) with those of a tensor from byte ``start`` on.
+
+        Raises:
+            IndexError: it has not as many.
+            MxqError: as :meth:`read`.
+        """
+        tensor = self.info(name)
+        if not 0 <= start <= start + len(view) <= tensor.nbytes:
+            raise IndexError(f"{name} has no bytes {start} to {start + len(view)}")
+        self._fill(tensor, tensor.start + start, view)
+
     def info(self, name: str) -> TensorInfo:
         """Return where a tensor lies; raise MxqError if there is none of that name."""
         try:
@@ -148,11 +160,14 @@ class Checkpoint:
         import torch
 
         buffer = torch.empty(count, dtype=torch.uint8)
-        if tensor.file.name in self._elsewhere:
-            buffer.numpy().data[:] = self._elsewhere[tensor.file.name].read(start, count)
-        else:
-            _read_into(tensor.file, start, buffer)
+        self._fill(tensor, start, buffer.numpy().data)
         return buffer
+
+    def _fill(self, tensor: TensorInfo, start: int, view: memoryview) -> None:
+        if tensor.file.name in self._elsewhere:
+            view[:] = self._elsewhere[tensor.file.name].read(start, len(view))
+        else:
+            _read_into(tensor.file, start, view)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -282,9 +297,8 @@ def _check_index(index: Path, weight_map: dict[str, str], tensors: dict[str, Ten
             )
 
 
-def _read_into(file: Path, start: int, buffer: "torch.Tensor") -> None:
-    """Fill ``buffer`` (uint8). Plain reads, not a mapping: a file cut short meanwhile is an error and not a crash."""
-    view = buffer.numpy().data
+def _read_into(file: Path, start: int, view: memoryview) -> None:
+    """Fill ``view``. Plain reads, not a mapping: a file cut short meanwhile is an error and not a crash."""
     try:
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -12,15 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mxq.checkpoint.headers import SIZES, encode_header, nbytes
 from mxq.checkpoint.reader import SINGLE
 
-if TYPE_CHECKING:
-    import torch
-
-_HASHED_AT_ONCE = 4 << 20
+_HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +113,15 @@ class ShardWriter:
         self._start = len(begin)
         self._lock = threading.Lock()
         self._digest, self._hashed = hashlib.sha256(), 0
+        self._buffer = memoryview(bytearray(_HASHED_AT_ONCE))
         self._unhashed = iter(self._places)
         self._next = next(self._unhashed, None)
         self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         self._put(0, memoryview(begin))
 
-    def write(self, name: str, start: int, values: "torch.Tensor") -> None:
-        """Write bytes of tensor ``name``, from its byte ``start`` on."""
-        import torch
-
-        view = values.contiguous().view(-1).view(torch.uint8).numpy().data
+    def write(self, name: str, start: int, values: memoryview) -> None:
+        """Write bytes of tensor ``name``, from its byte ``start`` on; ``values`` is contiguous, of any type."""
+        view = values.cast("B")
         begin, end = self._places[name]
         if start < 0 or begin + start + len(view) > end:
             raise ValueError(f"{name} is larger than its place in {self.file.name}")
@@ -141,11 +137,12 @@ class ShardWriter:
 
     def _hash(self, end: int) -> None:
         while self._hashed < end:
-            chunk = os.pread(self._descriptor, min(_HASHED_AT_ONCE, end - self._hashed), self._hashed)
-            if not chunk:
+            view = self._buffer[: end - self._hashed]
+            count = os.preadv(self._descriptor, [view], self._hashed)
+            if not count:
                 raise OSError(errno.EIO, "what was written is not there", str(self.file))
-            self._digest.update(chunk)
-            self._hashed += len(chunk)
+            self._digest.update(view[:count])
+            self._hashed += count
 
     def _put(self, position: int, view: memoryview) -> None:
         done = 0

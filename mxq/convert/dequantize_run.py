@@ -169,9 +169,10 @@ def _tasks(plan: Plan, tensor: TensorSpec) -> Iterator[_Task]:
 
 def _carry_out(plan: Plan, task: _Task, writer: ShardWriter) -> _Task:
     if task.module is None:
-        writer.write(task.name, task.place, plan.source.read_part(task.name, task.start, task.stop))
+        writer.write(task.name, task.place, plan.source.read_part(task.name, task.start, task.stop).numpy().data)
     else:
-        writer.write(task.name, task.place, _values(plan.source, task.module, task.start, task.stop))
+        values = _values(plan.source, task.module, task.start, task.stop)
+        writer.write(task.name, task.place, values.view(torch.uint8).numpy().data)
     return task
 
 

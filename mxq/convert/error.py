@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from mxq.formats.cpu import Measures
-from mxq.formats.mxfp4 import BLOCK
+from mxq.formats.cpu_rows import Measures
+from mxq.formats.rules import BLOCK
 
 _BIAS = 127
 

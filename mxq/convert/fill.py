@@ -5,13 +5,15 @@ the kernel and writing hold no lock of Python's; the thread that called takes th
 cuts are does not depend on the number of threads, hence neither do the bytes, nor the last digit of an error.
 """
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.headers import nbytes
@@ -20,8 +22,8 @@ from mxq.convert.error import ErrorMeter
 from mxq.convert.partial import SpoiledError
 from mxq.convert.plan import Group
 from mxq.errors import MxqError
-from mxq.formats import cpu
-from mxq.formats.cpu import Measures
+from mxq.formats.cpu_rows import KINDS, Measures, Rows
+from mxq.formats.rules import BLOCK
 from mxq.models.qwen35 import Piece
 from mxq.progress import Advance
 
@@ -127,21 +129,46 @@ def _task_bytes(source: Checkpoint, task: _Task) -> int:
 def _carry_out(work: Work, task: _Task, writer: ShardWriter) -> list[Measures]:
     if task.piece is None:
         name = task.group.outputs[0].name
-        writer.write(name, task.place, work.source.read_part(name, task.start, task.stop))
+        view = _memory.of("copy", task.stop - task.start)
+        work.source.read_into(name, task.start, view.data)
+        writer.write(name, task.place, view.data)
         return []
     weight, scales = task.group.outputs
-    rows = _rows_at_once(work.source, task.piece)
+    tensor = work.source.tensors[task.piece.tensor]
+    columns, kind = tensor.shape[-1], KINDS[tensor.dtype]
+    rows = Rows(tensor.dtype, work.rule, measured=True)
     found = []
-    for start in range(task.start, task.stop, rows):
-        x = work.source.read_rows(task.piece.tensor, start, min(start + rows, task.stop))
-        packed, scale, measures = cpu.quantize_measured(x, work.rule)
+    step = _rows_at_once(work.source, task.piece)
+    for start in range(task.start, task.stop, step):
+        count = min(step, task.stop - start)
+        row_bytes = columns * np.dtype(kind.bits).itemsize
+        x = _memory.of("x", count * row_bytes)
+        packed, scale = (_memory.of(f"1/{n}", count * (columns // n)).reshape(count, -1) for n in (2, BLOCK))
+        work.source.read_into(tensor.name, start * row_bytes, x.data)
+        measures = rows.quantize(x.view(kind.bits).reshape(count, columns), packed, scale)
         if measures.bad_blocks:
             raise _not_finite(work.source, task.piece)
         row = task.place + start - task.start
-        writer.write(weight.name, row * packed.shape[-1], packed)
-        writer.write(scales.name, row * scale.shape[-1], scale)
+        writer.write(weight.name, row * packed.shape[-1], packed.data)
+        writer.write(scales.name, row * scale.shape[-1], scale.data)
         found.append(measures)
     return found
+
+
+class _Memory(threading.local):
+    """A thread's arrays, used again and again: new memory costs more than the work in it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def of(self, name: str, count: int) -> npt.NDArray[np.uint8]:
+        """Return so many bytes that are the caller's until the next call with this name."""
+        if len(self._held.get(name, ())) < count:
+            self._held[name] = np.empty(count, np.uint8)
+        return self._held[name][:count]
+
+
+_memory = _Memory()
 
 
 def _layer(source: Checkpoint, piece: Piece, meter: ErrorMeter) -> dict[str, Any]:
@@ -150,8 +177,12 @@ def _layer(source: Checkpoint, piece: Piece, meter: ErrorMeter) -> dict[str, Any
 
 
 def _not_finite(source: Checkpoint, piece: Piece) -> MxqError:
-    bad = ~torch.isfinite(source.read_rows(piece.tensor, piece.start, piece.stop))
-    row = int(bad.any(dim=-1).nonzero()[0])
+    tensor = source.tensors[piece.tensor]
+    kind, columns = KINDS[tensor.dtype], tensor.shape[-1]
+    bits = np.empty((piece.stop - piece.start, columns), kind.bits)
+    source.read_into(piece.tensor, piece.start * bits[0].nbytes, bits.data.cast("B"))
+    bad = (bits & kind.infinity) == kind.infinity
+    row = int(bad.any(axis=-1).argmax())
     where = "" if piece.tensor == f"{piece.module}.weight" else f" ({piece.module})"
     return SpoiledError(
         f"tensor {piece.tensor}{where} holds {int(bad.sum())} values that are NaN or infinite, the first in row {row}",

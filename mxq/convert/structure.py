@@ -16,7 +16,7 @@ from mxq.convert.declared import contradictions
 from mxq.convert.findings import CONVERT_AGAIN, Problem, Report, about
 from mxq.convert.opening import Opened, open_checked
 from mxq.errors import MxqError, UsageError
-from mxq.formats.mxfp4 import BLOCK
+from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
 

@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mxq.formats.mxfp4 import BLOCK
+from mxq.formats.rules import BLOCK
 
 NAN_BYTE = 255
 AT_ONCE = 128

@@ -1,0 +1,154 @@
+"""MXFP4 on a CPU, of rows of numbers given by their bits: codes, scales and the error, in one pass over memory.
+
+The kernel (:mod:`mxq.formats.cpu_kernel`) never computes with the numbers it rounds. As integers, the bits of floats
+without their sign are ordered as the magnitudes are, so an element's code is how many of seven limits its bits exceed.
+Where a limit lies at a scale is computed here, exactly, per type, ties included.
+
+There is no torch here, whose import takes longer than the quantization of a gigabyte. Threads are Python's: the kernel
+holds no lock.
+"""
+
+import functools
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mxq.formats.cpu_kernel import COLUMNS, LIMITS, NAN_BYTE, SATURATED, SIGN, compiled
+from mxq.formats.rules import BLOCK, scale_rule
+
+_LARGEST_BYTE = 253
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of numbers.
+
+    Attributes:
+        bits: the integers that stand for it: of its width, and signed for bfloat16, unsigned for float16.
+        mantissa: how many bits of the significand are stored.
+        bias: of the exponent.
+    """
+
+    bits: type[np.int16] | type[np.uint16] | type[np.int32]
+    mantissa: int
+    bias: int
+
+    @property
+    def infinity(self) -> int:
+        """The bits of infinity; those of NaN are larger, without the sign."""
+        return (2 * self.bias + 1) << self.mantissa
+
+
+KINDS = {"BF16": Kind(np.int16, 7, 127), "F16": Kind(np.uint16, 10, 15), "F32": Kind(np.int32, 23, 127)}
+"""By the names that safetensors gives them."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a quantization did to a tensor. Sums are of finite blocks only.
+
+    Attributes:
+        signal: sum of squares of the elements.
+        noise: sum of squares of the differences to what the codes mean.
+        saturated: elements of a magnitude beyond 6 times their scale.
+        zero_blocks: blocks of zeros.
+        lowest, highest: among the scale bytes of all other blocks; 255 and 0 if there are none.
+        bad_blocks: blocks that hold NaN or infinity.
+        first_bad_row: the first row, of the tensor seen as a matrix, with such a block; None if there is none.
+    """
+
+    signal: float
+    noise: float
+    saturated: int
+    zero_blocks: int
+    lowest: int
+    highest: int
+    bad_blocks: int
+    first_bad_row: int | None
+
+
+class Rows:
+    """What the kernel makes of rows of one type by one rule."""
+
+    def __init__(self, kind: str, rule: str, *, measured: bool) -> None:
+        """Prepare for numbers of a ``kind`` in :data:`KINDS` and a ``rule`` in :data:`mxq.formats.rules.RULES`."""
+        chosen = scale_rule(rule)
+        self._limits = _limits(kind, chosen.signed_zero)
+        self._rule = np.array([chosen.carry, chosen.finer, chosen.zero_byte], np.int32)
+        self._kernel = compiled(measured)
+
+    def quantize(
+        self, bits: npt.NDArray[Any], packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8], threads: int = 1
+    ) -> Measures:
+        """Quantize rows; the measures are of no meaning where they were not asked for.
+
+        Args:
+            bits: [rows, K] integers as the kind says, elements of a row adjacent; K is a multiple of 32.
+            packed: [rows, K/2], contiguous, is written.
+            scale: [rows, K/32], contiguous, is written.
+            threads: how many work on it; the result does not depend on it.
+        """
+        count = len(bits)
+        sums, counts = np.zeros((count, 2)), np.zeros((count, 5), np.int64)
+        counts[:, 3] = NAN_BYTE
+        arguments = (bits, packed, scale, self._limits, sums, counts, self._rule)
+        parts = min(threads, count)
+        if parts == 1:
+            self._kernel(*arguments, 0, count)
+        elif parts:
+            edges = [count * part // parts for part in range(parts + 1)]
+            for done in [_pool(threads).submit(self._kernel, *arguments, *edges[i : i + 2]) for i in range(parts)]:
+                done.result()
+        bad = np.flatnonzero(counts[:, 2])
+        return Measures(
+            signal=math.fsum(sums[:, 0]),
+            noise=math.fsum(sums[:, 1]),
+            saturated=int(counts[:, 0].sum()),
+            zero_blocks=int(counts[:, 1].sum()),
+            bad_blocks=int(counts[:, 2].sum()),
+            lowest=int(counts[:, 3].min(initial=NAN_BYTE)),
+            highest=int(counts[:, 4].max(initial=0)),
+            first_bad_row=int(bad[0]) if bad.size else None,
+        )
+
+
+@functools.lru_cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "mxfp4")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads stay behind
+
+
+@functools.lru_cache
+def _limits(name: str, signed_zero: bool) -> npt.NDArray[Any]:
+    """Return, for every scale byte, the largest bits that do not exceed each limit, in the kind's integers.
+
+    It is [256, 9, 32]: 32 times the same, as whole vectors to compare with. No magnitude exceeds a limit of bytes that
+    no number is divided by.
+    """
+    kind = KINDS[name]
+    result = np.full((256, COLUMNS), np.iinfo(np.int32 if name == "F32" else np.int16).max, np.int64)
+    for byte in range(1, _LARGEST_BYTE + 1):
+        scale = math.ldexp(1.0, byte - 127)
+        for i, limit in enumerate(LIMITS):
+            result[byte, i] = _largest_bits(limit * scale, kind, below=i % 2 == 1)
+        result[byte, SATURATED] = _largest_bits(6 * scale, kind, below=False)
+    result[:, SIGN] = result[:, 0]
+    if signed_zero:
+        result[:NAN_BYTE, SIGN] = -1
+    return np.repeat(result.astype(kind.bits)[..., None], BLOCK, axis=-1)
+
+
+def _largest_bits(value: float, kind: Kind, *, below: bool) -> int:
+    """Return the bits of the largest number of a kind that is not above (or is below) a positive ``value``."""
+    exponent = max(math.frexp(value)[1] - 1, 1 - kind.bias)
+    steps = math.ldexp(value, kind.mantissa - exponent)  # exact: few bits, far from the ends of double precision
+    bits = ((exponent + kind.bias - 1) << kind.mantissa) + math.floor(steps)
+    return min(bits - (below and steps.is_integer()), kind.infinity - 1)
