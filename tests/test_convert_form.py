@@ -154,6 +154,7 @@ def test_a_name_beside_its_packed_one_hides_neither(dense: Path, tmp_path: Path)
 def test_plan_card_and_manifest_name_the_form(dense: Path, dense_source: Path) -> None:
     made = plan(Checkpoint.open(dense_source), recipe.load("mxfp4"), form=CT)
     assert made.as_dict()["format"] == CT
+    assert "whatever the recipe says" in made.lints[-1]
     assert json.loads((dense / "mxq_manifest.json").read_text())["options"]["format"] == CT
     card = (dense / "README.md").read_text()
     assert "| form | compressed-tensors', `mxfp4-pack-quantized` |" in card

@@ -179,8 +179,19 @@ def plan(
         groups=groups,
         shards=layout((group.outputs for group in groups.values()), max_shard_size),
         exclude=exclude_entries(_kept(source, rules, held), [piece.module for piece in quantized]),
-        lints=decide.lints(source, quantized),
+        lints=[*decide.lints(source, quantized), *_form_lints(form, family)],
     )
+
+
+def _form_lints(form: str, family: str) -> Iterable[str]:
+    """Yield what vLLM 0.32 does not do with a form that it does with the other."""
+    if form == "compressed-tensors":
+        yield (
+            "compressed-tensors: vLLM 0.32 quantizes activations where the GPU has kernels for that (MI350, Blackwell) "
+            "and not elsewhere, whatever the recipe says"
+        )
+        if family == "qwen3_5_moe":
+            yield "compressed-tensors: vLLM 0.32 has no kernel for experts in this form on AMD GPUs; use quark there"
 
 
 def packed_specs(name: str, shape: tuple[int, ...], form: str) -> tuple[TensorSpec, TensorSpec]:
@@ -229,5 +240,5 @@ def _kept(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece
 def _decision(tensor: TensorInfo, rule: Rule) -> Decision:
     if not rule.quantizes:
         return Decision(tensor, "keep", rule.pattern, tensor.nbytes)
-    after = sum(spec.nbytes for spec in packed_specs(tensor.name, tensor.shape, FORMS[0]))
+    after = sum(spec.nbytes for spec in packed_specs(tensor.name, tensor.shape, FORMS[0]))  # in any form the same
     return Decision(tensor, "quantize", rule.pattern, after)

@@ -21,7 +21,7 @@ Records = dict[tuple[Arm, str], Sequence[Record]]
 TARGETS = ("bf16", "mxfp4")
 
 _IDLE = {
-    "mtp": "Check that the checkpoint still has its own mtp.* tensors and that quantization_config.exclude names them",
+    "mtp": "Check that the checkpoint still has its own mtp.* tensors and that its config excludes (or ignores) them",
     "dflash": "Check that the drafter was made for this target, and its target_layer_ids and mask_token_id",
 }
 
