@@ -109,8 +109,8 @@ def test_conversions_do_without_torch(verb: str, dense_source: Path, tmp_path: P
         "import sys; from mxq.cli import main; main(sys.argv[1:], standalone_mode=False);"
         "print('loaded:', *sorted({name.partition('.')[0] for name in sys.modules}))"
     )
-    out = [tmp_path / "out"] if verb == "quantize" else []
-    command = [sys.executable, "-c", code, verb, dense_source, *out]
+    out = [str(tmp_path / "out")] if verb == "quantize" else []
+    command = [sys.executable, "-c", code, verb, str(dense_source), *out]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
     assert loaded[0] == "loaded:"
     assert not {"torch", "transformers"} & set(loaded)
