@@ -21,6 +21,7 @@ from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.writer import ShardWriter
 from mxq.convert import recipe
 from mxq.convert.journal import Journal
+from mxq.convert.partial import Partial
 from mxq.convert.plan import plan
 from mxq.convert.verify import verify
 from mxq.errors import InterruptedRunError, MxqError, UsageError
@@ -91,10 +92,6 @@ def check_continued(runs: list[dict[str, Any]], undisturbed: Path) -> None:
     for stop in stops:
         assert stop["killed"] == -signal.SIGKILL
         assert stop["files"] == expected, stop
-        if stop["code"] == 2:  # killed when only the empty partial directory was left to be removed
-            assert "out is not empty" in stop["said"]
-            assert stop["left"] == ["out", "out.partial"]
-            continue
         assert stop["code"] == 0, stop
         assert stop["left"] == ["out"]
         if stop["published"]:
@@ -121,6 +118,51 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     undisturbed = convert(source, tmp_path / "undisturbed", experts=experts)
     every = 17 if moment == "in_a_shard" else 1
     check_continued(killed(moment, every, source, tmp_path, "--experts", experts), undisturbed)
+
+
+@pytest.mark.parametrize("left", ["nothing", "lock", "journal", "torn journal"])
+def test_stopped_while_it_tidies_up_it_is_finished(dense_source: Path, tmp_path: Path, left: str) -> None:
+    source, out = shutil.copytree(dense_source, tmp_path / "source"), tmp_path / "out"
+    lines: list[bytes] = []
+
+    def keep(partial: Partial) -> None:
+        lines.extend((tmp_path / "out.partial" / "journal.jsonl").read_bytes().splitlines(keepends=True))
+        discard(partial)
+
+    discard = Partial.discard
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Partial, "discard", keep)
+        convert(source, out)
+    before = tree(out)
+    work = tmp_path / "out.partial"
+
+    def leave() -> None:
+        work.mkdir(exist_ok=True)
+        if left != "nothing":
+            (work / ".lock").write_text("1\n")
+        if "journal" in left:
+            (work / "journal.jsonl").write_bytes(lines[0] + lines[-1][: 10 if "torn" in left else 0])
+
+    leave()
+    convert(source, out)
+    assert not work.exists()
+    assert tree(out) == before
+    leave()
+    with pytest.raises(UsageError, match=r"out is not empty" if "journal" not in left else "of another conversion"):
+        convert(source, out, "mxfp4-weight-only")
+    change_tokenizer(source)
+    with pytest.raises(UsageError, match=r"out is not empty" if "journal" not in left else "of another conversion"):
+        convert(source, out)
+    assert tree(out) == before
+
+
+def test_an_output_that_was_changed_is_not_taken_for_finished(dense_source: Path, tmp_path: Path) -> None:
+    convert(dense_source, tmp_path / "out")
+    (tmp_path / "out.partial").mkdir()
+    for content in ("{}", '{"format": 1}', "["):
+        (tmp_path / "out" / "mxq_manifest.json").write_text(content)
+        with pytest.raises(UsageError, match="out is not empty"):
+            convert(dense_source, tmp_path / "out")
 
 
 def test_interrupted_it_keeps_what_is_complete_and_says_so(

@@ -114,6 +114,11 @@ def begun(file: Path) -> bool:
     return bool(_lines(file)[0])
 
 
+def recorded(file: Path) -> bool:
+    """Tell whether ``file`` says of anything that it is complete."""
+    return len(_lines(file)[0]) > 1
+
+
 def published(file: Path) -> str | None:
     """Return the SHA-256 of the manifest if ``file`` is the journal of a conversion of which all is done."""
     lines, _ = _lines(file)

@@ -11,6 +11,7 @@ Nothing is ever removed here but files that a conversion writes, by their names.
 
 import contextlib
 import errno
+import json
 import os
 import re
 import stat
@@ -18,9 +19,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from mxq.convert import staging
+from mxq.convert import manifest, staging
 from mxq.convert.beside import DEQUANTIZED, MANIFEST
-from mxq.convert.journal import Journal, begun, published, refuse_unlike
+from mxq.convert.journal import Journal, begun, published, recorded, refuse_unlike
 from mxq.convert.lock import LOCK, locked, refuse_locked
 from mxq.errors import InterruptedRunError, MxqError, UsageError
 from mxq.files import sha256_file
@@ -162,6 +163,8 @@ def held(
             _check(out, needed, conversion)  # whoever held the lock may have finished
             journal = Journal(work / _JOURNAL, conversion)
             try:
+                if _is_tidied(out, conversion):
+                    journal.record({"manifest": sha256_file(out / MANIFEST)})
                 partial = Partial(out, journal, shards, beside)
                 try:
                     if not partial.published:
@@ -207,7 +210,7 @@ def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
         raise UsageError(
             f"{work} holds no {_JOURNAL} that says what is in it", f"delete {work}, or name another output"
         )
-    if not _is_published(out):
+    if not _is_published(out) and not _is_tidied(out, conversion):
         staging.check(out, needed - _occupied(work / _CHECKPOINT))
 
 
@@ -221,6 +224,33 @@ def _is_published(out: Path) -> bool:
 def _manifest(directory: Path) -> Path:
     """Return the file that is written last of all: a directory has one of the two."""
     return directory / (DEQUANTIZED if (directory / DEQUANTIZED).is_file() else MANIFEST)
+
+
+def _is_tidied(out: Path, conversion: dict[str, Any]) -> bool:
+    """Tell whether a conversion has become ``out`` and was stopped when it had removed its journal, but not all.
+
+    Nothing but the manifest of ``out`` says then what was converted.
+    """
+    work = path_of(out)
+    if not work.is_dir() or (work / _CHECKPOINT).exists() or recorded(work / _JOURNAL):
+        return False
+    try:
+        there = manifest.read(out)
+    except MxqError:
+        return False
+    made = json.loads(json.dumps(conversion))
+    sources = made.pop("source_files", {})
+    made.pop("max_shard_size", None)  # which it does not say
+    if there is None or any(there.get(key) != value for key, value in made.items()):
+        return False
+    written = (out / MANIFEST).stat().st_mtime
+    try:
+        return all(
+            state[1] <= written if len(state) > 1 else there["files"][name]["sha256"] == state[0]
+            for name, state in sources.items()
+        )
+    except (LookupError, TypeError):
+        return False
 
 
 def _occupied(directory: Path) -> int:
