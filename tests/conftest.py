@@ -21,6 +21,14 @@ torch.set_num_threads(1)
 
 KINDS = ("dense", "moe")
 
+# Files whose one or many long tests are begun first, because what begins last has a processor to itself.
+LONG = ("test_decode_lossless.py", "test_package_quickstart.py", "test_notebooks.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
 
 @pytest.fixture(scope="session", params=KINDS)
 def tiny_models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:

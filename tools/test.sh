@@ -32,7 +32,7 @@ check ruff check mxq tests tools notebooks
 check ruff format --check mxq tests tools notebooks
 check mypy
 # A file stays in one process, for what its tests share. More than four processes want more memory than a laptop has.
-check pytest --numprocesses logical --maxprocesses 4 --dist loadfile ${select[@]+"${select[@]}"} "$@"
+check pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder ${select[@]+"${select[@]}"} "$@"
 
 if [[ ${#failed[@]} -gt 0 ]]; then
   printf 'failed: %s\n' "${failed[@]}" >&2

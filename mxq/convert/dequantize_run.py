@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ import torch
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.headers import parse_json
 from mxq.checkpoint.reader import INDEX, inside
-from mxq.checkpoint.writer import Shard, ShardWriter, TensorSpec, index
+from mxq.checkpoint.writer import ShardWriter, TensorSpec, index
 from mxq.convert import dequantize_facts
 from mxq.convert.beside import CARD, DEQUANTIZED, copied_files, left_files
 from mxq.convert.declared import contradictions
 from mxq.convert.dequantize import Plan
+from mxq.convert.fill import Copy, copies, fill
 from mxq.convert.manifest import checksum
 from mxq.convert.origin import changes, files
 from mxq.convert.partial import Partial, SpoiledError, held
@@ -25,10 +25,9 @@ from mxq.convert.structure import Module
 from mxq.errors import MxqError
 from mxq.files import write_json
 from mxq.formats import tables
-from mxq.progress import Advance, note, progress
+from mxq.progress import note, progress
 
 _ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk to stay in the processor's cache from reading to writing
-_BYTES_AT_ONCE = 16 << 20
 _BF16_BYTES = 2
 # What other tools say of the quantization in files of their own, some of which engines read.
 _OF_QUANTIZATION = ("quantization_config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json")
@@ -111,69 +110,47 @@ def _config(config: dict[str, Any]) -> dict[str, Any]:
     return left
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """Rows ``start`` to ``stop`` of a packed matrix's tensor, or those bytes of one that is copied, and their place.
-
-    ``place`` is the byte of the tensor ``name`` at which they are written.
-    """
-
-    name: str
-    module: Module | None
-    start: int
-    stop: int
-    place: int
-    nbytes: int
-
-
 def _write_tensors(plan: Plan, partial: Partial, jobs: int) -> None:
     """Write the shards that are not complete yet."""
     shards = [shard for shard in plan.shards if shard.file not in partial.journal.shards]
     total = sum(tensor.nbytes for shard in shards for tensor in shard.tensors)
     with _single_threaded(), progress("dequantizing", total, "B") as advance:
         for shard in shards:
-            written = _write_shard(plan, shard, partial.directory, jobs, advance)
-            partial.complete(shard.file, written, [])
+            tasks = [task for tensor in shard.tensors for task in _tasks(plan, tensor)]
+            checksum, _ = fill(partial.directory, shard, tasks, jobs, advance)
+            partial.complete(shard.file, checksum, [])
 
 
-def _write_shard(plan: Plan, shard: Shard, directory: Path, jobs: int, advance: Advance) -> dict[str, Any]:
-    """Write a file and return its size and checksum, which this thread takes while others write."""
-    tasks = [task for tensor in shard.tensors for task in _tasks(plan, tensor)]
-    with ShardWriter(directory, shard) as writer, ThreadPoolExecutor(jobs, "dequantize") as pool:
-        try:
-            for task in pool.map(lambda task: _carry_out(plan, task, writer), tasks):
-                writer.hash()
-                advance(task.nbytes)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return writer.checksum
+@dataclass(frozen=True, slots=True)
+class _Dequantize:
+    """Rows ``start`` to ``stop`` of a packed matrix's tensor; ``place`` is where in ``name`` they go, in bytes."""
+
+    source: Checkpoint
+    name: str
+    module: Module
+    start: int
+    stop: int
+    place: int
+    nbytes: int
+
+    def __call__(self, writer: ShardWriter) -> None:
+        values = _values(self.source, self.module, self.start, self.stop)
+        writer.write(self.name, self.place, values.view(torch.uint8).numpy().data)
 
 
-def _tasks(plan: Plan, tensor: TensorSpec) -> Iterator[_Task]:
+def _tasks(plan: Plan, tensor: TensorSpec) -> Iterator[Copy | _Dequantize]:
     modules = plan.packed.get(tensor.name)
     if modules is None:
-        for start in range(0, tensor.nbytes, _BYTES_AT_ONCE):
-            stop = min(start + _BYTES_AT_ONCE, tensor.nbytes)
-            yield _Task(tensor.name, None, start, stop, start, stop - start)
+        yield from copies(plan.source, tensor.name)
         return
     row_bytes = tensor.shape[-1] * _BF16_BYTES
     rows = max(1, _ELEMENTS_AT_ONCE // tensor.shape[-1])
     place = 0
     for module in modules:
         for start in range(module.piece.start, module.piece.stop, rows):
-            stop = min(start + rows, module.piece.stop)
-            yield _Task(tensor.name, module, start, stop, place, (stop - start) * row_bytes)
-            place += (stop - start) * row_bytes
-
-
-def _carry_out(plan: Plan, task: _Task, writer: ShardWriter) -> _Task:
-    if task.module is None:
-        writer.write(task.name, task.place, plan.source.read_part(task.name, task.start, task.stop).numpy().data)
-    else:
-        values = _values(plan.source, task.module, task.start, task.stop)
-        writer.write(task.name, task.place, values.view(torch.uint8).numpy().data)
-    return task
+            nbytes = (min(start + rows, module.piece.stop) - start) * row_bytes
+            yield _Dequantize(plan.source, tensor.name, module, start, start + nbytes // row_bytes, place, nbytes)
+            place += nbytes
 
 
 def _values(checkpoint: Checkpoint, module: Module, start: int, stop: int) -> torch.Tensor:

@@ -11,10 +11,10 @@ from mxq.checkpoint.writer import Shard, index
 from mxq.convert import manifest, structure
 from mxq.convert.beside import CARD, LAYERS, MANIFEST, copied_files, left_files
 from mxq.convert.card import card
-from mxq.convert.fill import Work, fill
 from mxq.convert.origin import changes, conversion
 from mxq.convert.partial import Partial, SpoiledError, held
 from mxq.convert.plan import Plan
+from mxq.convert.work import Work
 from mxq.errors import MxqError
 from mxq.files import write_json
 from mxq.progress import note, progress
@@ -101,7 +101,7 @@ def _write_tensors(plan: Plan, partial: Partial, jobs: int) -> None:
     works = [_work(plan, shard) for shard in plan.shards if shard.file not in partial.journal.shards]
     with progress("converting", sum(work.bytes_before for work in works), "B") as advance:
         for work in works:
-            checksum, layers = fill(work, partial.directory, jobs, advance)
+            checksum, layers = work.make(partial.directory, jobs, advance)
             partial.complete(work.shard.file, checksum, layers)
 
 

@@ -1,0 +1,145 @@
+"""Make one file of a conversion: its tensors quantized or copied, and how far what is quantized is from its source."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.writer import Shard, ShardWriter
+from mxq.convert.error import ErrorMeter
+from mxq.convert.fill import Copy, copies, fill, memory
+from mxq.convert.partial import SpoiledError
+from mxq.convert.plan import Group
+from mxq.errors import MxqError
+from mxq.formats.cpu_rows import KINDS, Measures, Rows
+from mxq.formats.rules import BLOCK
+from mxq.models.qwen35 import Piece
+from mxq.progress import Advance
+
+_ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk to stay in the processor's cache from reading to writing
+_CHUNKS_A_TASK = 16
+
+
+@dataclass(frozen=True)
+class Work:
+    """A file to be made.
+
+    Attributes:
+        source: what it is made from.
+        rule: the scale rule of what is quantized.
+        shard: what it holds.
+        groups: where that comes from, in the order of the shard.
+    """
+
+    source: Checkpoint
+    rule: str
+    shard: Shard
+    groups: tuple[Group, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the source that it is made from."""
+        return sum(task.nbytes for task in self._tasks())
+
+    def make(self, directory: Path, jobs: int, advance: Advance) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Make the file.
+
+        Args:
+            directory: where; the file must not be there yet.
+            jobs: how many threads work on it.
+            advance: told the bytes of the source as they are done.
+
+        Returns:
+            (checksum, layers): ``bytes`` and ``sha256`` of the file; the errors of its matrices, in its order.
+
+        Raises:
+            MxqError: the source cannot be read, or a weight holds NaN or infinity.
+            OSError: the file cannot be written.
+        """
+        tasks = list(self._tasks())
+        checksum, results = fill(directory, self.shard, tasks, jobs, advance)
+        meters: dict[Piece, ErrorMeter] = {}
+        for task, measures in zip(tasks, results, strict=True):
+            if isinstance(task, _Quantize):
+                meters.setdefault(task.piece, ErrorMeter()).add(measures or ())
+        return checksum, [self._layer(piece, meter) for piece, meter in meters.items()]
+
+    def _tasks(self) -> Iterator["Copy | _Quantize"]:
+        for group in self.groups:
+            if not group.pieces:
+                yield from copies(self.source, group.outputs[0].name)
+            place = 0
+            for piece in group.pieces:
+                step = _rows_at_once(self.source, piece) * _CHUNKS_A_TASK
+                for start in range(piece.start, piece.stop, step):
+                    stop = min(start + step, piece.stop)
+                    yield _Quantize(self, group, piece, start, stop, place + start - piece.start)
+                place += piece.stop - piece.start
+
+    def _layer(self, piece: Piece, meter: ErrorMeter) -> dict[str, Any]:
+        shape = [piece.stop - piece.start, self.source.tensors[piece.tensor].shape[-1]]
+        return {"module": piece.module, "tensor": piece.tensor, "shape": shape, **meter.as_dict(shape[0] * shape[1])}
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantize:
+    """Rows ``start`` to ``stop`` of a piece's tensor; ``place`` is the row of the output with which they begin."""
+
+    work: Work
+    group: Group
+    piece: Piece
+    start: int
+    stop: int
+    place: int
+
+    @property
+    def nbytes(self) -> int:
+        return (self.stop - self.start) * _row_bytes(self.work.source, self.piece)
+
+    def __call__(self, writer: ShardWriter) -> list[Measures]:
+        source = self.work.source
+        weight, scales = self.group.outputs
+        tensor = source.tensors[self.piece.tensor]
+        columns, row_bytes = tensor.shape[-1], _row_bytes(source, self.piece)
+        rows = Rows(tensor.dtype, self.work.rule, measured=True)
+        found = []
+        step = _rows_at_once(source, self.piece)
+        for start in range(self.start, self.stop, step):
+            count = min(step, self.stop - start)
+            x = memory.of("x", count * row_bytes)
+            packed, scale = (memory.of(f"1/{n}", count * (columns // n)).reshape(count, -1) for n in (2, BLOCK))
+            source.read_into(tensor.name, start * row_bytes, x.data)
+            measures = rows.quantize(x.view(KINDS[tensor.dtype].bits).reshape(count, columns), packed, scale)
+            if measures.bad_blocks:
+                raise _not_finite(source, self.piece)
+            row = self.place + start - self.start
+            writer.write(weight.name, row * packed.shape[-1], packed.data)
+            writer.write(scales.name, row * scale.shape[-1], scale.data)
+            found.append(measures)
+        return found
+
+
+def _row_bytes(source: Checkpoint, piece: Piece) -> int:
+    tensor = source.tensors[piece.tensor]
+    return tensor.shape[-1] * np.dtype(KINDS[tensor.dtype].bits).itemsize
+
+
+def _rows_at_once(source: Checkpoint, piece: Piece) -> int:
+    return max(1, _ELEMENTS_AT_ONCE // source.tensors[piece.tensor].shape[-1])
+
+
+def _not_finite(source: Checkpoint, piece: Piece) -> MxqError:
+    tensor = source.tensors[piece.tensor]
+    kind, columns = KINDS[tensor.dtype], tensor.shape[-1]
+    bits = np.empty((piece.stop - piece.start, columns), kind.bits)
+    source.read_into(piece.tensor, piece.start * bits[0].nbytes, bits.data.cast("B"))
+    bad = (bits & kind.infinity) == kind.infinity
+    row = int(bad.any(axis=-1).argmax())
+    where = "" if piece.tensor == f"{piece.module}.weight" else f" ({piece.module})"
+    return SpoiledError(
+        f"tensor {piece.tensor}{where} holds {int(bad.sum())} values that are NaN or infinite, the first in row {row}",
+        "the source is damaged: MXFP4 cannot hold such values, and nothing was left behind",
+    )
