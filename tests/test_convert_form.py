@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import edit_json, read_all, reseal, rewrite
+from click.testing import CliRunner
 from conversion import convert
 
 from mxq import decode
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.quantization import quantization_of
-from mxq.convert import recipe
+from mxq.cli import main
 from mxq.convert.claims import claims_of
-from mxq.convert.plan import plan
 from mxq.convert.verify import verify
 from mxq.errors import MxqError
 
@@ -151,11 +151,19 @@ def test_a_name_beside_its_packed_one_hides_neither(dense: Path, tmp_path: Path)
         decode.load_target(path)
 
 
-def test_plan_card_and_manifest_name_the_form(dense: Path, dense_source: Path) -> None:
-    made = plan(Checkpoint.open(dense_source), recipe.load("mxfp4"), form=CT)
-    assert made.as_dict()["format"] == CT
-    assert "whatever the recipe says" in made.lints[-1]
-    assert json.loads((dense / "mxq_manifest.json").read_text())["options"]["format"] == CT
-    card = (dense / "README.md").read_text()
+def test_every_verb_and_the_card_name_the_form(dense_source: Path, tmp_path: Path) -> None:
+    def mxq(*arguments: object) -> str:
+        result = CliRunner().invoke(main, [*map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    out = tmp_path / "out"
+    planned = json.loads(mxq("plan", dense_source, "--format", CT, "--json"))
+    assert planned["format"] == CT
+    assert "whatever the recipe says" in planned["lints"][-1]
+    assert json.loads(mxq("quantize", dense_source, out, "--format", CT, "--json"))["format"] == CT
+    assert json.loads((out / "mxq_manifest.json").read_text())["options"]["format"] == CT
+    assert f"in the form of {CT}, scale rule not stated" in mxq("inspect", out)
+    card = (out / "README.md").read_text()
     assert "| form | compressed-tensors', `mxfp4-pack-quantized` |" in card
     assert f"- {CT}\n" in card

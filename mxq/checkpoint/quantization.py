@@ -85,8 +85,16 @@ def quantization_of(config: dict[str, Any], where: str) -> QuantizationConfig | 
     """Read the ``quantization_config`` of a config.json; None if it has none.
 
     Raises:
-        MxqError: it is not MXFP4 in one of :data:`FORMS`.
+        MxqError: it is not MXFP4 in one of :data:`FORMS`, activations included.
     """
+    found = claims_in_form(config, where)
+    if isinstance(found, CompressedTensors):
+        found.check_activations(where)
+    return found
+
+
+def claims_in_form(config: dict[str, Any], where: str) -> Quark | CompressedTensors | None:
+    """As :func:`quantization_of`, but activations of compressed-tensors' form may be whatever they are."""
     raw = config.get("quantization_config")
     if raw is None:
         return None
@@ -94,9 +102,7 @@ def quantization_of(config: dict[str, Any], where: str) -> QuantizationConfig | 
     if method == "quark":
         return Quark.of(raw, where)
     if method == "compressed-tensors":
-        found = CompressedTensors.of(raw, where)
-        found.check_activations(where)
-        return found
+        return CompressedTensors.of(raw, where)
     raise MxqError(f"{where} is quantized with {method!r}, which mxq does not read", HINT)
 
 

@@ -15,10 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mxq.checkpoint.compressed_tensors import CompressedTensors
 from mxq.checkpoint.matching import HINT, compiled, names
-from mxq.checkpoint.quantization import Claims
-from mxq.checkpoint.quark import Quark
+from mxq.checkpoint.quantization import Claims, claims_in_form
 from mxq.errors import MxqError
 from mxq.models import qwen35
 
@@ -33,16 +31,9 @@ def claims_of(config: dict[str, Any], where: str) -> Claims | None:
         MxqError: it is not MXFP4 in one of the three forms.
     """
     raw = config.get("quantization_config")
-    if raw is None:
-        return None
-    method = raw.get("quant_method") if isinstance(raw, dict) else raw
-    if method == "quark":
-        return Quark.of(raw, where)
-    if method == "compressed-tensors":
-        return CompressedTensors.of(raw, where)
-    if method in ("auto-round", "auto_round"):
+    if isinstance(raw, dict) and raw.get("quant_method") in ("auto-round", "auto_round"):
         return AutoRound.of(raw, where)
-    raise MxqError(f"{where} is quantized with {method!r}, which mxq does not read", HINT)
+    return claims_in_form(config, where)
 
 
 @dataclass(frozen=True)
