@@ -48,6 +48,10 @@ DENSE = [
     ("head_dim", 64.0, "head_dim in config.json is 64.0, which is no size"),
     ("intermediate_size", 0, "intermediate_size in config.json is 0, which is no size"),
     ("num_attention_heads", True, "num_attention_heads in config.json is True, which is no size"),
+    ("layer_types", ["linear_attention"] * 3, "layer_types in config.json is of 3 layers, the tensors are of 4"),
+    ("layer_types", ["linear_attention"] * 4, "layer 3 is of full_attention, by layer_types in config.json of 'linear"),
+    ("layer_types", "full_attention", "layer_types in config.json is 'full_attention', which is no list"),
+    ("mtp_num_hidden_layers", 2, "mtp_num_hidden_layers in config.json is 2, the tensors of MTP are of 1"),
 ]
 MOE = [
     ("moe_intermediate_size", 128, "gate_proj is [256, 256]"),

@@ -1,6 +1,7 @@
-"""What config.json says of a checkpoint against what its tensors are: sizes, and whether embeddings are tied."""
+"""What config.json says of a checkpoint against what its tensors are: sizes, layers, whether embeddings are tied."""
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ from mxq.checkpoint import Checkpoint
 from mxq.models import qwen35
 
 _BYTES_AT_ONCE = 16 << 20
+_LAYER = re.compile(r"(?:model\.(?:language_model\.)?|mtp\.)layers\.(\d{1,6})\.(self_attn|linear_attn)\.")
 
 
 def contradictions(checkpoint: Checkpoint) -> list[str]:
@@ -18,7 +20,8 @@ def contradictions(checkpoint: Checkpoint) -> list[str]:
     config = checkpoint.config
     if not isinstance(config.get("text_config", {}), dict):
         return ["text_config in config.json is not an object"]
-    return [*_sizes(checkpoint, qwen35.text_config(config)), *_tied(checkpoint)]
+    text = qwen35.text_config(config)
+    return [*_sizes(checkpoint, text), *_layers(checkpoint, text), *_tied(checkpoint)]
 
 
 def _tied(checkpoint: Checkpoint) -> Iterator[str]:
@@ -39,6 +42,29 @@ def _tied(checkpoint: Checkpoint) -> Iterator[str]:
         f"config.json says tie_word_embeddings, but lm_head.weight is stored and differs from {embedding}: "
         "engines would ignore it"
     )
+
+
+def _layers(checkpoint: Checkpoint, config: dict[str, Any]) -> Iterator[str]:
+    """Which layers there are, and of what kind: engines build them as config.json says."""
+    kinds: dict[str, dict[int, str]] = {"text": {}, "mtp": {}}
+    for name in checkpoint.tensors:
+        found = _LAYER.match(name)
+        if found:
+            kind = "full_attention" if found[2] == "self_attn" else "linear_attention"
+            kinds["mtp" if found[0].startswith("mtp.") else "text"][int(found[1])] = kind
+    said = config.get("layer_types")
+    there = [kind for _, kind in sorted(kinds["text"].items())]
+    if said is not None and there and said != there:
+        if not isinstance(said, list):
+            yield f"layer_types in config.json is {said!r:.40}, which is no list"
+        elif len(said) != len(there):
+            yield f"layer_types in config.json is of {len(said)} layers, the tensors are of {len(there)}"
+        else:
+            at = next(at for at, kind in enumerate(there) if said[at] != kind)
+            yield f"layer {at} is of {there[at]}, by layer_types in config.json of {said[at]!r:.40}"
+    said = config.get("mtp_num_hidden_layers")
+    if said is not None and kinds["mtp"] and said != len(kinds["mtp"]):
+        yield f"mtp_num_hidden_layers in config.json is {said!r:.40}, the tensors of MTP are of {len(kinds['mtp'])}"
 
 
 def _sizes(checkpoint: Checkpoint, config: dict[str, Any]) -> Iterator[str]:
