@@ -12,6 +12,9 @@ HINT = (
     "AutoRound's too"
 )
 
+_MOST_REPEATS = 5
+_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+
 
 class Listing:
     """Entries that are names of modules or, behind ``re:``, patterns that match from a name's start.
@@ -32,11 +35,36 @@ class Listing:
 
 
 def compiled(pattern: str, where: str) -> re.Pattern[str]:
-    """Compile a pattern of a config; raise MxqError if it is none."""
+    """Compile a pattern of a config; raise MxqError if it is none, or one that could be matched without end."""
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise MxqError(f"{where}: {pattern!r} is not a regular expression: {error}", HINT) from None
+        found = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise MxqError(f"{where}: {pattern!r:.200} is not a regular expression: {error}", HINT) from None
+    if _is_endless(pattern):
+        raise MxqError(
+            f"{where}: to match the pattern {pattern!r:.200} could take for ever, in engines as well",
+            f"write it with at most {_MOST_REPEATS} repeats, and none of what has repeats or | in it",
+        )
+    return found
+
+
+def _is_endless(pattern: str) -> bool:
+    """Tell whether matching may try too many ways: repeats of what can itself match in several, or many in a row."""
+    signs = re.sub(r"([*+?}])[?+]", r"\1", _ATOM.sub("a", pattern).replace("(?", "("))
+    repeats, several, choices = 0, False, [False]  # several: what stands before this sign has; choices: of open groups
+    for sign in signs:
+        if sign in "*+?{":
+            repeats += 1
+            if several and sign != "?":
+                return True
+            choices[-1] = True
+        elif sign == "(":
+            choices.append(False)
+        elif sign == "|":
+            choices[-1] = True
+        several = sign == ")" and len(choices) > 1 and choices.pop()
+        choices[-1] |= several
+    return repeats > _MOST_REPEATS
 
 
 def names(value: Any, where: str, what: str) -> list[str]:
