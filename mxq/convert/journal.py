@@ -2,11 +2,12 @@
 
 The first line says what is made; every other line is a complete shard with the errors of its matrices or, last, the
 manifest's checksum. Lines are only ever added, each on the disk before the work goes on, so that whatever ends a
-process, the lines that are whole are true.
+process, the lines that are whole are true; each has a checksum, so that one that was changed since is noticed.
 """
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ _SHOWN_DIFFERENCES = 5
 _FIRST = {"format": int, "conversion": dict}
 _SHARD = {"shard": str, "bytes": int, "sha256": str, "layers": list}
 _LAST = {"manifest": str}
+_CHECK = "crc32"  # of the rest of a line; nothing else would tell that the measures in it changed
 
 
 class Journal:
@@ -55,7 +57,7 @@ class Journal:
 
     def record(self, line: dict[str, Any]) -> None:
         """Add a line: ``shard`` with what :attr:`shards` holds of it, or ``manifest`` with its checksum."""
-        rest = memoryview(json.dumps(line, allow_nan=False).encode() + b"\n")
+        rest = memoryview(json.dumps(line | {_CHECK: _checksum(line)}, allow_nan=False).encode() + b"\n")
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
         self._take(line)  # first, because Ctrl-C while the disk is busy leaves a line that is whole
@@ -143,11 +145,15 @@ def _lines(file: Path) -> tuple[list[dict[str, Any]], int]:
             f"{file} has format {lines[0]['format']!r}, and this mxq writes {FORMAT}",
             f"continue with the mxq that began it, or delete {file.parent} to start over",
         )
-    if not all(_holds(line, _FIRST) for line in lines[:1]) or not all(
-        _holds(line, _SHARD) or _holds(line, _LAST) for line in lines[1:]
-    ):
+    unchanged = all(line.pop(_CHECK, None) == _checksum(line) for line in lines)
+    first, others = all(_holds(line, _FIRST) for line in lines[:1]), lines[1:]
+    if not (unchanged and first and all(_holds(line, _SHARD) or _holds(line, _LAST) for line in others)):
         raise MxqError(f"{file} is damaged", f"delete {file.parent} to start over, or name another output")
     return lines, len(whole)
+
+
+def _checksum(line: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(line).encode()):08x}"
 
 
 def _holds(line: dict[str, Any], kinds: Mapping[str, type]) -> bool:
