@@ -289,14 +289,25 @@ def test_ctrl_c_in_the_middle_leaves_nothing_behind(dense_source: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_tensors(dense_source: Path, tmp_path: Path) -> None:
-    """Peak memory of converting 4.5 GB, every large tensor of 268 MB, against converting 8 MB."""
-
-    def peak(source: Path, out: Path) -> int:
-        done, peak = peak_memory.measured([Path(sys.executable).with_name("mxq"), "quantize", source, out])
+def test_memory_is_as_planned_and_does_not_grow_with_the_tensors(dense_source: Path, tmp_path: Path) -> None:
+    """Peak memory of converting 4.5 GB, every large tensor of 268 MB, against 8 MB, and against what plan expects."""
+    wide = wide_copy(dense_source, tmp_path / "source", 1 << 19, 1 << 19)
+    peaks = []
+    for source, out in ((dense_source, tmp_path / "small"), (wide, tmp_path / "large")):
+        command = [str(Path(sys.executable).with_name("mxq")), "quantize", str(source), str(out), "--jobs", "3"]
+        done, peak = peak_memory.measured(command)
         assert done.returncode == 0, done.stderr
-        return peak
+        peaks.append(peak)
+    assert peaks[1] - peaks[0] < 150_000_000
+    expected = json.loads(mxq("plan", wide, "--jobs", "3", "--json").stdout)["expected"]
+    assert expected["jobs"] == 3
+    assert 0.7 < peaks[1] / expected["peak_bytes"] < 1.1
+    assert expected["seconds"] > 0
 
-    small = peak(dense_source, tmp_path / "small")
-    large = peak(wide_copy(dense_source, tmp_path / "source", 1 << 19, 1 << 19), tmp_path / "large")
-    assert large - small < 150_000_000
+
+def test_a_plan_says_what_the_conversion_will_need(dense_source: Path) -> None:
+    assert re.search(
+        r"^expected with 2 thread\(s\): \d+\.\d\d MB of memory at most, \d+ s or",
+        mxq("plan", dense_source, "--jobs", "2").stdout,
+        re.M,
+    )

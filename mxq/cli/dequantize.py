@@ -1,15 +1,13 @@
 """``mxq dequantize``: MXFP4 weights as bf16."""
 
 import json
-import os
 from pathlib import Path
 
 import click
 
+from mxq.cli.options import jobs_option
 from mxq.cli.sizes import Size
 from mxq.files import size
-
-_MOST_JOBS = 16  # which read and write faster than disks do
 
 _EPILOG = """\b
 Examples:
@@ -32,9 +30,9 @@ Examples:
 @click.option(
     "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Threads that work.  [default: the processors, at most 16]")
+@jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
-def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int | None, as_json: bool) -> None:
+def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int, as_json: bool) -> None:
     """Write the MXFP4 checkpoint MODEL as bf16 into the new directory OUT.
 
     For engines without MXFP4: every packed weight becomes exactly the number that it means, everything else
@@ -53,7 +51,7 @@ def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int 
     planned = plan(resolve(model), experts=experts, max_shard_size=max_shard_size)
     if not planned.weight_only:
         note("note: this checkpoint quantizes activations too, as the model runs, and that is not simulated")
-    run(planned, out, model, jobs=jobs or min(len(os.sched_getaffinity(0)), _MOST_JOBS))
+    run(planned, out, model, jobs=jobs)
     before = sum(tensor.nbytes for tensor in planned.source.tensors.values())
     if as_json:
         summary = {

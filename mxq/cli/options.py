@@ -1,11 +1,14 @@
 """Options that several verbs take."""
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_MOST_JOBS = 16  # which read and write faster than disks do
 
 
 def conversion_options(command: F) -> F:
@@ -29,3 +32,20 @@ def conversion_options(command: F) -> F:
         "--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours."
     )
     return recipe(form(experts(command)))
+
+
+def jobs_option(command: F) -> F:
+    """Add ``--jobs``: how many threads convert."""
+    return click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        default=lambda: min(_processors(), _MOST_JOBS),
+        show_default=f"the processors, at most {_MOST_JOBS}",
+        help="Threads that work.",
+    )(command)
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -2,11 +2,12 @@
 
 import json
 from collections import defaultdict
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from mxq.cli.options import conversion_options
+from mxq.cli.options import conversion_options, jobs_option
 from mxq.cli.tables import numbers_hidden, show, table
 from mxq.files import size
 
@@ -27,9 +28,10 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.argument("model")
 @conversion_options
+@jobs_option
 @click.option("--tensors", is_flag=True, help="Show tensors, not only rules; layers and experts are counted together.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every single tensor, instead of a table.")
-def command(model: str, recipe: str, form: str, experts: str, tensors: bool, as_json: bool) -> None:
+def command(model: str, recipe: str, form: str, experts: str, jobs: int, tensors: bool, as_json: bool) -> None:
     """Show what converting MODEL would do, by which rule, and write nothing.
 
     MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Everything that would
@@ -37,13 +39,19 @@ def command(model: str, recipe: str, form: str, experts: str, tensors: bool, as_
     """
     from mxq.checkpoint import open_headers
     from mxq.convert import recipe as recipes
+    from mxq.convert.estimate import estimate
     from mxq.convert.plan import plan
 
     planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts)
+    expected = estimate(planned, jobs)
     if as_json:
-        click.echo(json.dumps({"model": model, **planned.as_dict()}, indent=2))
+        click.echo(json.dumps({"model": model, **planned.as_dict(), "expected": asdict(expected)}, indent=2))
         return
     _show(planned, model, tensors)
+    click.echo(
+        f"expected with {jobs} thread(s): {size(expected.peak_bytes)} of memory at most, {_duration(expected.seconds)} "
+        "or as long as it takes to read and write the files"
+    )
 
 
 def _show(planned: "Plan", model: str, tensors: bool) -> None:
@@ -65,3 +73,10 @@ def _show(planned: "Plan", model: str, tensors: bool) -> None:
         f"{size(planned.bytes_before)} -> {size(planned.bytes_after)} in {len(planned.shards)} file(s), "
         f"{len(planned.exclude)} entries of what is not quantized"
     )
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

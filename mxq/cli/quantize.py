@@ -1,17 +1,14 @@
 """``mxq quantize``: convert a checkpoint."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mxq.cli.options import conversion_options
+from mxq.cli.options import conversion_options, jobs_option
 from mxq.cli.sizes import Size
 from mxq.files import size
-
-_MOST_JOBS = 16  # which read and write faster than disks do
 
 _EPILOG = """\b
 Examples:
@@ -30,7 +27,7 @@ Examples:
 @click.option(
     "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Threads that convert.  [default: the processors, at most 16]")
+@jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 def command(
     model: str,
@@ -39,7 +36,7 @@ def command(
     form: str,
     experts: str,
     max_shard_size: int,
-    jobs: int | None,
+    jobs: int,
     as_json: bool,
 ) -> None:
     """Convert MODEL to MXFP4 into the new directory OUT.
@@ -62,7 +59,7 @@ def command(
         expected = plan(open_headers(model), chosen, **options)
         check(out, expected.bytes_after, begun(expected, model))
     planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
-    run(planned, out, model, jobs=jobs or min(_processors(), _MOST_JOBS))
+    run(planned, out, model, jobs=jobs)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept = sum(not group.pieces for group in planned.groups.values())
     if as_json:
@@ -81,9 +78,3 @@ def command(
     before, after = size(planned.bytes_before), size(planned.bytes_after)
     click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied")
     click.echo(f"check it against its source: mxq verify {out} --against {model}")
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

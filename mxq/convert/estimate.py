@@ -1,0 +1,81 @@
+"""What a conversion will need: memory, by what is held at once, and time, by how fast this machine does its parts.
+
+The time is that of the processors. It holds if source and output are read and written as fast as that, from memory or
+from disks that can.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mxq.convert.plan import Plan
+from mxq.formats.cpu_rows import Rows
+from mxq.formats.rules import BLOCK
+
+_SAMPLE = 1 << 22
+_TRIES = 5
+# Measured: Python with numpy and the compiled kernel; a thread's buffers and what the allocator keeps for it; a tensor
+# of the output, in the plan, the manifest and the journal.
+_BASE_BYTES, _THREAD_BYTES, _TENSOR_BYTES = 165_000_000, 24_000_000, 3_000
+_READ_S, _WRITE_S = 0.2e-9, 0.4e-9  # of system calls, per byte
+_START_S = 1.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a conversion needs.
+
+    Attributes:
+        jobs: with so many threads.
+        peak_bytes: resident memory at most.
+        seconds: of wall time, at least.
+    """
+
+    jobs: int
+    peak_bytes: int
+    seconds: float
+
+
+def estimate(plan: Plan, jobs: int) -> Estimate:
+    """Estimate a conversion by ``jobs`` threads; takes a few tenths of a second, for measuring this machine."""
+    quantized = sum(math.prod(decision.tensor.shape) for decision in plan.decisions if decision.action == "quantize")
+    tensors = sum(len(shard.tensors) for shard in plan.shards)
+    return Estimate(
+        jobs=jobs,
+        peak_bytes=_BASE_BYTES + jobs * _THREAD_BYTES + tensors * _TENSOR_BYTES,
+        seconds=_START_S
+        + (
+            quantized * _element_s(plan.recipe.scale_rule)
+            + plan.bytes_after * (_sha256_s() + _WRITE_S)
+            + plan.bytes_before * _READ_S
+        )
+        / jobs,
+    )
+
+
+def _element_s(rule: str) -> float:
+    """Return the seconds that the kernel takes for an element of bfloat16."""
+    bits = (np.random.default_rng(0).standard_normal((_SAMPLE // 4096, 4096), np.float32) / 50).view(np.uint32) >> 16
+    x = bits.astype(np.uint16).view(np.int16)
+    packed, scale = (np.empty((len(x), x.shape[1] // n), np.uint8) for n in (2, BLOCK))
+    rows = Rows("BF16", rule, measured=True)
+    return _fastest(lambda: rows.quantize(x, packed, scale)) / x.size
+
+
+def _sha256_s() -> float:
+    data = bytes(_SAMPLE)
+    return _fastest(lambda: hashlib.sha256(data)) / _SAMPLE
+
+
+def _fastest(call: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of some calls: others' work can only make it slower."""
+    seconds = []
+    for _ in range(_TRIES):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
