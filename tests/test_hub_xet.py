@@ -62,7 +62,7 @@ def test_content_that_is_not_what_the_hub_lists(hub: Hub, mxq: Runner, dense_sou
         said = mxq("quantize", "org/tiny", tmp_path / "out", code=1)
         assert said.stderr.splitlines()[-2:] == [
             "error: model.safetensors of org/tiny came damaged: it has another sha256 than the hub lists",
-            "  -> it was removed from the cache: run the same command again",
+            "  -> it was removed: run the same command again",
         ]
         assert not [file for file in mxq.home.rglob("*") if file.is_file() and file.stat().st_size > 100_000]
         assert not (tmp_path / "out").exists()

@@ -4,25 +4,23 @@ Files go to the hub's own cache, where other tools find them again. Of a reposit
 are believed; what to fetch is decided here, by plain names that the index and mxq itself give.
 """
 
-import contextlib
 import glob
 import shutil
-import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mxq import __version__
-from mxq.checkpoint.hub_errors import asking, incomplete, nonsense
+from mxq.checkpoint.hub_bars import Bars, stoppable
+from mxq.checkpoint.hub_errors import asking, came_damaged, incomplete, nonsense
 from mxq.checkpoint.hub_file import HubFile
 from mxq.checkpoint.reader import INDEX, Checkpoint, read_config, weight_files
 from mxq.checkpoint.resolve import HubId, is_commit
 from mxq.errors import MxqError, UsageError
 from mxq.files import sha256_file, size
-from mxq.progress import Advance, note, progress
+from mxq.progress import progress
 
 _CONFIG = "config.json"
 # What a conversion copies and a tokenizer needs. Never pickles, other engines' weights, or code.
@@ -53,8 +51,12 @@ class _Snapshot:
         return [name for name in names if not (self.path / name).is_file()]
 
 
-def download(model: HubId) -> Path:
+def download(model: HubId, *, weights: bool = True) -> Path:
     """Return the directory of a model, having fetched what it lacks of config, weights, tokenizer and licence.
+
+    Args:
+        model: which.
+        weights: whether weights are fetched too.
 
     Raises:
         UsageError: the hub has no such model or revision, or does not let the user read it; it has no safetensors.
@@ -63,7 +65,7 @@ def download(model: HubId) -> Path:
     with asking(model):
         snapshot = _look(model, [])
         beside = [name for name in snapshot.sizes if name not in _NOT_NEEDED and _is_beside(name)]
-        wanted = [*snapshot.weights, *beside]
+        wanted = [*(snapshot.weights if weights else ()), *beside]
         _fetch(snapshot, snapshot.absent(wanted))
         if missing := snapshot.absent(wanted):
             raise incomplete(model, missing)
@@ -101,7 +103,7 @@ def _look(model: HubId, extra: Iterable[str]) -> _Snapshot:
     revision = api.resolve_revision(model.name, revision=model.revision)
     if not is_commit(revision.resolved):
         raise nonsense(f"{revision.resolved!r:.60} as the commit of {model}")
-    path = _snapshot_download(model, revision, [_CONFIG, INDEX, *extra], _Bars())
+    path = _snapshot_download(model, revision, [_CONFIG, INDEX, *extra], Bars())
     try:
         listing = get_cached_repo_tree(model.name, revision=revision)
         sizes = {file.path: file.size for file in listing if _is_plain(file.path)}
@@ -123,25 +125,26 @@ def _fetch(snapshot: _Snapshot, names: list[str]) -> None:
         return
     total = sum(snapshot.sizes[name] for name in names)
     _check_room(snapshot, total)
-    with progress(f"downloading {snapshot.model}", total, "B") as advance, ThreadPoolExecutor(1) as pool:
-        bars = _Bars(advance)
-        # In a thread, because the hub's own threads go on to the end of their files, and only we can stop them.
-        future = pool.submit(_snapshot_download, snapshot.model, snapshot.path.name, names, bars)
-        try:
-            future.result()
-        except KeyboardInterrupt:
-            note("stopping; files that are complete stay in the hub's cache")
-            bars.stop()
-            raise
+    with progress(f"downloading {snapshot.model}", total, "B") as advance:
+        stoppable(
+            lambda bars: _snapshot_download(snapshot.model, snapshot.path.name, names, bars),
+            advance,
+            "stopping; files that are complete stay in the hub's cache",
+        )
     _check_content(snapshot, names)
+
+
+def listed_sha256(model: HubId, commit: str) -> dict[str, str]:
+    """Return the sha256 that the hub lists for large files of a commit, by name."""
+    from huggingface_hub import HfApi
+
+    listing = HfApi(library_name="mxq", library_version=__version__).list_repo_tree(model.name, revision=commit)
+    return {file.path: file.lfs.sha256 for file in listing if getattr(file, "lfs", None) is not None}
 
 
 def _check_content(snapshot: _Snapshot, names: list[str]) -> None:
     """Compare what was fetched with the sha256 that the hub lists for large files: its library compares sizes only."""
-    from huggingface_hub import HfApi
-
-    listing = HfApi().list_repo_tree(snapshot.model.name, revision=snapshot.path.name)
-    expected = {file.path: file.lfs.sha256 for file in listing if getattr(file, "lfs", None) is not None}
+    expected = listed_sha256(snapshot.model, snapshot.path.name)
     files = [snapshot.path / name for name in names if name in expected]
     damaged = []
     total = sum(file.stat().st_size for file in files)
@@ -154,10 +157,7 @@ def _check_content(snapshot: _Snapshot, names: list[str]) -> None:
         for link in (file.resolve(), file.parent / file.readlink() if file.is_symlink() else file, file):
             link.unlink(missing_ok=True)
     if damaged:
-        raise MxqError(
-            f"{damaged[0].name} of {snapshot.model} came damaged: it has another sha256 than the hub lists",
-            "it was removed from the cache: run the same command again",
-        )
+        raise came_damaged(snapshot.model, damaged[0].name)
 
 
 def _check_room(snapshot: _Snapshot, total: int) -> None:
@@ -170,7 +170,7 @@ def _check_room(snapshot: _Snapshot, total: int) -> None:
         )
 
 
-def _snapshot_download(model: HubId, revision: str, names: Iterable[str], bars: "_Bars") -> Path:
+def _snapshot_download(model: HubId, revision: str, names: Iterable[str], bars: Bars) -> Path:
     from huggingface_hub import snapshot_download
 
     found = snapshot_download(
@@ -183,45 +183,3 @@ def _snapshot_download(model: HubId, revision: str, names: Iterable[str], bars: 
         max_workers=_AT_ONCE,
     )
     return Path(found)
-
-
-class _Bars:
-    """What the hub's library takes for progress bars: shows nothing itself, passes bytes on, and can stop it."""
-
-    def __init__(self, advance: Advance | None = None) -> None:
-        self._advance = advance
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-
-    def stop(self) -> None:
-        """Make every download fail at its next piece."""
-        self._stopped.set()
-        with contextlib.suppress(ImportError):
-            from huggingface_hub.utils._xet import abort_xet_session
-
-            abort_xet_session()
-
-    def update(self, count: float, of_bytes: bool) -> None:
-        """Count what has arrived."""
-        if self._stopped.is_set():
-            raise InterruptedError("the download was stopped")
-        if of_bytes and self._advance is not None:
-            with self._lock:
-                self._advance(count)
-
-    def kind(self) -> Any:
-        """Return the class of the bars."""
-        from huggingface_hub.utils import tqdm
-
-        update = self.update
-
-        class Bar(tqdm):  # type: ignore[misc]
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                # Of the bars for files, for bytes from the network and for bytes on the disk, the last one counts.
-                self._of_bytes = kwargs.get("name") == "huggingface_hub.snapshot_download"
-                super().__init__(*args, **{**kwargs, "disable": True})
-
-            def update(self, n: float | None = 1) -> None:
-                update(n or 0, self._of_bytes)
-
-        return Bar

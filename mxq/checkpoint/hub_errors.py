@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from mxq.checkpoint.resolve import HubId
 from mxq.errors import MxqError, UsageError
@@ -16,10 +17,10 @@ _LOGIN = "`hf auth login`, or set HF_TOKEN"
 
 
 @contextlib.contextmanager
-def asking(model: HubId) -> Iterator[None]:
+def asking(model: HubId, place: Path | None = None) -> Iterator[None]:
     """Raise what fails in the block as an MxqError about ``model``, and keep the hub's library from printing.
 
-    Not to be entered by several threads at once.
+    Files go to ``place``, or else to the hub's cache. Not to be entered by several threads at once.
     """
     with _no_messages(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -28,7 +29,7 @@ def asking(model: HubId) -> Iterator[None]:
         except MxqError:
             raise
         except Exception as error:
-            raise _explain(model, error) from error
+            raise _explain(model, error, place) from error
 
 
 def incomplete(model: HubId, missing: Iterable[str]) -> MxqError:
@@ -41,18 +42,26 @@ def incomplete(model: HubId, missing: Iterable[str]) -> MxqError:
     )
 
 
+def came_damaged(model: HubId, name: str) -> MxqError:
+    """Return the error for a file that was downloaded, and removed because it is not what the hub lists."""
+    return MxqError(
+        f"{name} of {model} came damaged: it has another sha256 than the hub lists",
+        "it was removed: run the same command again",
+    )
+
+
 def nonsense(what: str) -> MxqError:
     """Return the error for an answer that cannot be."""
     return MxqError(f"the hub at {_endpoint()} gives {what}", _TRUST)
 
 
-def _explain(model: HubId, error: Exception) -> MxqError:
+def _explain(model: HubId, error: Exception, place: Path | None) -> MxqError:
     """Return what the outermost error that says anything says."""
     inner: BaseException | None = error
     seen = []
     while inner is not None and inner not in seen:
         seen.append(inner)
-        if found := _known(model, inner):
+        if found := _known(model, inner, place):
             return found
         inner = inner.__cause__ or inner.__context__
     return MxqError(
@@ -61,7 +70,7 @@ def _explain(model: HubId, error: Exception) -> MxqError:
     )
 
 
-def _known(model: HubId, error: BaseException) -> MxqError | None:
+def _known(model: HubId, error: BaseException, place: Path | None) -> MxqError | None:
     from huggingface_hub import constants, errors
 
     page = f"{_endpoint()}/{model.name}"
@@ -104,6 +113,11 @@ def _known(model: HubId, error: BaseException) -> MxqError | None:
             return MxqError(
                 f"the hub's Xet storage fails for {model}: {_one_line(error)}",
                 "run the same command again, or with HF_HUB_DISABLE_XET=1",
+            )
+        case OSError(errno=int()) if place is not None:
+            return MxqError(
+                f"{model} could not be written to {place}: {error.strerror}",
+                "make room or get access there, and run the same command again to continue",
             )
         case OSError(errno=int()):
             return MxqError(

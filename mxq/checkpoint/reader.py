@@ -1,6 +1,8 @@
 """A checkpoint opened for reading: its config, where each tensor lies, and tensors or rows of them on demand."""
 
 import contextlib
+import copy
+import dataclasses
 import fnmatch
 import functools
 import math
@@ -46,6 +48,7 @@ class Checkpoint:
         stored: the names in ``tensors`` that are others in the files -> those.
         metadata: the metadata of each safetensors file, by file name.
         index: the index file's content, or None for a checkpoint of one file.
+        elsewhere: files that are not in the directory, by name.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Checkpoint:
     ) -> None:
         self.path, self.config, self.metadata, self.index = path, config, metadata, index
         self.tensors, self.stored = quark_names(tensors)
-        self._elsewhere = elsewhere
+        self.elsewhere = elsewhere
 
     @classmethod
     def open(cls, path: Path, elsewhere: Mapping[str, Elsewhere] | None = None) -> "Checkpoint":
@@ -100,6 +103,30 @@ class Checkpoint:
             MxqError: they are quantized in a way that mxq does not know.
         """
         return quantization_of(self.config, where=str(self.path))
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of every safetensors file that holds a tensor, by its name."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():  # the last of a file ends with it
+            sizes[tensor.file.name] = max(tensor.end, sizes.get(tensor.file.name, 0))
+        return sizes
+
+    def files_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the safetensors files that must be there to read a tensor."""
+        return (self.tensors[name].file.name,)
+
+    def with_files_in(self, directory: Path) -> "Checkpoint":
+        """Return the same checkpoint, whose files that are elsewhere are in ``directory`` when they are read."""
+        moved = copy.copy(self)
+        moved.tensors = {
+            name: dataclasses.replace(tensor, file=directory / tensor.file.name)
+            if tensor.file.name in self.elsewhere
+            else tensor
+            for name, tensor in self.tensors.items()
+        }
+        moved.elsewhere = {}
+        return moved
 
     def read(self, name: str) -> "torch.Tensor":
         """Return a tensor's values, in memory of their own.
@@ -164,8 +191,8 @@ class Checkpoint:
         return buffer
 
     def _fill(self, tensor: TensorInfo, start: int, view: memoryview) -> None:
-        if tensor.file.name in self._elsewhere:
-            view[:] = self._elsewhere[tensor.file.name].read(start, len(view))
+        if tensor.file.name in self.elsewhere:
+            view[:] = self.elsewhere[tensor.file.name].read(start, len(view))
         else:
             _read_into(tensor.file, start, view)
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from mxq.checkpoint.reader import Checkpoint, read_config
 
+LEFTOVERS = ".cache"
+"""Name of the directory that the hub's library leaves beside what it downloads to a place of ours."""
+
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")
 
 

@@ -38,20 +38,28 @@ def command(model: str, recipe: str, form: str, experts: str, jobs: int, tensors
     make the conversion fail or the result not load is an error here.
     """
     from mxq.checkpoint import open_headers
+    from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
     from mxq.convert.estimate import estimate
     from mxq.convert.plan import plan
+    from mxq.convert.stream import most_at_once
 
     planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts)
     expected = estimate(planned, jobs)
+    files, at_once = most_at_once(planned, planned.source.sizes)
     if as_json:
-        click.echo(json.dumps({"model": model, **planned.as_dict(), "expected": asdict(expected)}, indent=2))
+        stream = {"source_files_at_once": files, "disk_bytes": planned.bytes_after + at_once}
+        facts = {"model": model, **planned.as_dict(), "expected": asdict(expected), "stream": stream}
+        click.echo(json.dumps(facts, indent=2))
         return
     _show(planned, model, tensors)
     click.echo(
         f"expected with {jobs} thread(s): {size(expected.peak_bytes)} of memory at most, {_duration(expected.seconds)} "
         "or as long as it takes to read and write the files"
     )
+    if hub_id(model) is not None:
+        disk = size(planned.bytes_after + at_once)
+        click.echo(f"with --stream: {disk} of disk, the output and {files} source file(s) at a time")
 
 
 def _show(planned: "Plan", model: str, tensors: bool) -> None:

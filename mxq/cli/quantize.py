@@ -8,6 +8,7 @@ import click
 
 from mxq.cli.options import conversion_options, jobs_option
 from mxq.cli.sizes import Size
+from mxq.errors import UsageError
 from mxq.files import size
 
 _EPILOG = """\b
@@ -17,6 +18,7 @@ Examples:
   mxq quantize Qwen/Qwen3.5-27B ./out --recipe mxfp4-weight-only
   mxq quantize Qwen/Qwen3.5-27B ./out --format compressed-tensors
   mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
+  mxq quantize Qwen/Qwen3.5-397B-A17B ./out --stream
 """
 
 
@@ -27,6 +29,11 @@ Examples:
 @click.option(
     "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
 )
+@click.option(
+    "--stream",
+    is_flag=True,
+    help="Of a model on the hub, fetch a file of weights when its turn comes, and remove it when it is converted.",
+)
 @jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 def command(
@@ -36,6 +43,7 @@ def command(
     form: str,
     experts: str,
     max_shard_size: int,
+    stream: bool,
     jobs: int,
     as_json: bool,
 ) -> None:
@@ -44,22 +52,35 @@ def command(
     MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Tensors are read and
     written one at a time. OUT appears when all of it is there; until then files are in OUT.partial, and after
     Ctrl-C, SIGTERM or a crash the same command continues with those that are complete.
+
+    A model on the hub is downloaded to the hub's cache, or with --stream file by file: then the disk needs room
+    for the output and, as a rule, one file of the source; `mxq plan` says how much.
     """
     from mxq.checkpoint import Checkpoint, open_headers, resolve
-    from mxq.checkpoint.resolve import hub_id
+    from mxq.checkpoint.hub import download
+    from mxq.checkpoint.resolve import HubId, hub_id
     from mxq.convert import recipe as recipes
     from mxq.convert.origin import begun
     from mxq.convert.partial import check
     from mxq.convert.plan import plan
     from mxq.convert.run import run
+    from mxq.convert.stream import most_at_once
 
     chosen = recipes.load(recipe)
     options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
-    if hub_id(model) is not None:  # it is downloaded only if it can be converted, to where it shall go
-        expected = plan(open_headers(model), chosen, **options)
-        check(out, expected.bytes_after, begun(expected, model))
-    planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
-    run(planned, out, model, jobs=jobs)
+    on_hub = hub_id(model)
+    if stream and on_hub is None:
+        raise UsageError(f"{resolve(model)} is on this disk already", "--stream is for a model's id on the hub")
+    if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
+        planned = plan(open_headers(model), chosen, **options)
+        source = planned.source
+        at_once = most_at_once(planned, source.elsewhere)[1] if stream else 0
+        check(out, planned.bytes_after + at_once, begun(planned, model, stream=stream))
+        if stream:
+            download(HubId(on_hub.name, source.path.name), weights=False)
+    if not stream:
+        planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
+    run(planned, out, model, jobs=jobs, stream=stream)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept = sum(not group.pieces for group in planned.groups.values())
     if as_json:

@@ -117,7 +117,7 @@ def _write_tensors(plan: Plan, partial: Partial, jobs: int) -> None:
     with _single_threaded(), progress("dequantizing", total, "B") as advance:
         for shard in shards:
             tasks = [task for tensor in shard.tensors for task in _tasks(plan, tensor)]
-            checksum, _ = fill(partial.directory, shard, tasks, jobs, advance)
+            checksum, _ = fill(partial.directory, shard, [tasks], jobs, advance)
             partial.complete(shard.file, checksum, [])
 
 

@@ -6,7 +6,7 @@ do the bytes.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,19 +36,19 @@ class Task(Protocol[R_co]):
 
 
 def fill(
-    directory: Path, shard: Shard, tasks: Sequence[Task[R_co]], jobs: int, advance: Advance
-) -> tuple[dict[str, Any], list[R_co]]:
+    directory: Path, shard: Shard, batches: Iterable[Sequence[Task[R_co]]], jobs: int, advance: Advance
+) -> tuple[dict[str, Any], list[tuple[Task[R_co], R_co]]]:
     """Make a file.
 
     Args:
         directory: where; the file must not be there yet.
         shard: its tensors.
-        tasks: what fills them, best in the order of the file.
+        batches: what fills them, best in the order of the file; a batch is asked for when the one before it is done.
         jobs: how many threads work.
         advance: told the ``nbytes`` of tasks as they are done.
 
     Returns:
-        (checksum, results): ``bytes`` and ``sha256`` of the file; what the tasks returned, in order.
+        (checksum, results): ``bytes`` and ``sha256`` of the file; every task with what it returned, in order.
 
     Raises:
         OSError: the file cannot be written.
@@ -56,10 +56,11 @@ def fill(
     results = []
     with ShardWriter(directory, shard) as writer, ThreadPoolExecutor(jobs, "fill") as pool:
         try:
-            for task, result in zip(tasks, pool.map(lambda task: task(writer), tasks), strict=True):
-                results.append(result)
-                writer.hash()
-                advance(task.nbytes)
+            for tasks in batches:
+                for task, result in zip(tasks, pool.map(lambda task: task(writer), tasks), strict=True):
+                    results.append((task, result))
+                    writer.hash()
+                    advance(task.nbytes)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -79,6 +80,11 @@ class Copy:
     def nbytes(self) -> int:
         """How many."""
         return self.stop - self.start
+
+    @property
+    def reads(self) -> str:
+        """The tensor of the source that is read."""
+        return self.name
 
     def __call__(self, writer: ShardWriter) -> None:
         """Copy them."""

@@ -7,6 +7,7 @@ process, the lines that are whole are true; each has a checksum, so that one tha
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,10 +91,10 @@ def _refuse_unlike(file: Path, lines: list[dict[str, Any]], conversion: dict[str
     if differing:
         more = len(differing) - _SHOWN_DIFFERENCES
         said = [*differing[:_SHOWN_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])]
-        raise UsageError(
-            f"{file.parent} is of another conversion: {'; '.join(said)}",
-            f"name another output, or delete {file.parent} to start over",
-        )
+        hint = f"name another output, or delete {file.parent} to start over"
+        if found := re.match(r"source\.commit is ([0-9a-f]{40}) there", next(iter(differing))):  # a branch has moved
+            hint = f"give {there['source'].get('name')}@{found[1]} to continue, or {hint}"
+        raise UsageError(f"{file.parent} is of another conversion: {'; '.join(said)}", hint)
 
 
 def differences(there: Any, here: Any, name: str = "") -> list[str]:

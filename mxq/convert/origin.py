@@ -19,18 +19,25 @@ _SAMPLES = 128
 _SAMPLE_BYTES = 512
 
 
-def begun(plan: Plan, spec: str) -> dict[str, Any]:
+def begun(plan: Plan, spec: str, *, stream: bool = False) -> dict[str, Any]:
     """Return what can be said of a conversion before its source's files are all here: all but :func:`files`."""
-    return manifest.origin(plan, spec) | {"max_shard_size": plan.max_shard_size}
+    return manifest.origin(plan, spec) | {"max_shard_size": plan.max_shard_size, "stream": stream}
 
 
-def conversion(plan: Plan, spec: str) -> dict[str, Any]:
-    """Return all that decides a conversion's bytes, as a journal holds it; ``spec`` names its source."""
-    return begun(plan, spec) | {"source_files": files(plan.source)}
+def conversion(plan: Plan, spec: str, *, stream: bool = False) -> dict[str, Any]:
+    """Return all that decides a conversion's bytes, as a journal holds it.
+
+    Args:
+        plan: what is carried out.
+        spec: names the source.
+        stream: whether its weights are fetched while it goes on: the commit and the sha256 that the hub lists say
+            which they are, instead of :func:`files`.
+    """
+    return begun(plan, spec, stream=stream) | {"source_files": files(plan.source, weights=not stream)}
 
 
-def files(source: Checkpoint) -> dict[str, list[Any]]:
-    """Return the state of every file that is converted or copied, by name.
+def files(source: Checkpoint, *, weights: bool = True) -> dict[str, list[Any]]:
+    """Return the state of every file that is converted or copied, by name; without ``weights`` of those copied only.
 
     Of weights: bytes, time of the last change, and the SHA-256 of some bytes of every tensor, or of 128 tensors of a
     file with more. None of them would do alone: an edit in place keeps the size and may miss the sample; archives and
@@ -41,11 +48,11 @@ def files(source: Checkpoint) -> dict[str, list[Any]]:
         MxqError: one cannot be read.
     """
     try:
-        held: dict[str, list[TensorInfo]] = {name: [] for name in source.metadata}
-        for tensor in source.tensors.values():
+        held: dict[str, list[TensorInfo]] = {name: [] for name in source.metadata if weights}
+        for tensor in source.tensors.values() if weights else ():
             held[tensor.file.name].append(tensor)
-        weights = {name: _state(inside(source.path, name), tensors) for name, tensors in held.items()}
-        return weights | {name: [sha256_file(inside(source.path, name))] for name in copied_files(source.path)}
+        states = {name: _state(inside(source.path, name), tensors) for name, tensors in held.items()}
+        return states | {name: [sha256_file(inside(source.path, name))] for name in copied_files(source.path)}
     except OSError as error:
         raise MxqError(f"{error.filename or source.path} cannot be read: {error.strerror}") from None
 
@@ -56,8 +63,9 @@ def changes(source: Checkpoint, before: dict[str, list[Any]]) -> list[str]:
     Raises:
         MxqError: one cannot be read.
     """
-    changed = differences(before, files(source))
-    if not changed and fingerprint(Checkpoint.open(source.path)) != fingerprint(source):
+    weights = not before.keys().isdisjoint(source.metadata)
+    changed = differences(before, files(source, weights=weights))
+    if not changed and weights and fingerprint(Checkpoint.open(source.path)) != fingerprint(source):
         changed.append("headers or config.json differ")
     return changed
 

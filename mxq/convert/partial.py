@@ -5,8 +5,10 @@
     OUT.partial/.lock            held while a process works here
     OUT.partial/journal.jsonl    what is made, and what is complete (mxq.convert.journal)
     OUT.partial/checkpoint/      becomes OUT
+    OUT.partial/source/          files of a source on the hub, while they are needed (mxq.convert.stream)
 
-Nothing is ever removed here but files that a conversion writes, by their names.
+Nothing is ever removed here but files that a conversion writes, by their names, and what the hub's library leaves in
+``source``.
 """
 
 import contextlib
@@ -14,11 +16,13 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from mxq.checkpoint.resolve import LEFTOVERS
 from mxq.convert import manifest, staging
 from mxq.convert.beside import DEQUANTIZED, MANIFEST
 from mxq.convert.journal import Journal, begun, published, recorded, refuse_unlike
@@ -29,6 +33,7 @@ from mxq.progress import note, progress
 
 _JOURNAL = "journal.jsonl"
 _CHECKPOINT = "checkpoint"
+_SOURCE = "source"
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")  # of mxq.files.atomic_write
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CONTINUE = "run the same command again to continue"
@@ -50,14 +55,18 @@ class Partial:
     Attributes:
         out: what it becomes.
         directory: where its files are until then.
+        source: where files of its source are while they are needed.
         journal: what is complete of it.
     """
 
-    def __init__(self, out: Path, journal: Journal, shards: Collection[str], beside: Collection[str]) -> None:
+    def __init__(
+        self, out: Path, journal: Journal, shards: Collection[str], beside: Collection[str], fetched: Collection[str]
+    ) -> None:
         self.out, self.journal = out, journal
-        self.directory = path_of(out) / _CHECKPOINT
-        self._shards, self._names = shards, {*shards, *beside}
+        self.directory, self.source = (path_of(out) / name for name in (_CHECKPOINT, _SOURCE))
+        self._shards, self._names, self._fetched = shards, {*shards, *beside}, fetched
         _refuse_unknown(self.directory, self._is_ours)
+        _refuse_unknown(self.source, self._is_fetched)
 
     @property
     def published(self) -> bool:
@@ -89,6 +98,8 @@ class Partial:
                     del recorded[name]
                 advance(entry["bytes"])
         self.remove(all_but=recorded)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.source / LEFTOVERS)  # half a download, of which nobody makes a whole one
         if recorded:
             note(f"continuing: {self._progress()}")
 
@@ -99,8 +110,19 @@ class Partial:
                 if file.name not in all_but and self._is_ours(file):
                     file.unlink()
 
+    def remove_source(self) -> None:
+        """Remove what was fetched of the source."""
+        with contextlib.suppress(FileNotFoundError):
+            for file in self.source.iterdir():
+                if file.name == LEFTOVERS:
+                    shutil.rmtree(file)
+                elif self._is_fetched(file):
+                    file.unlink()
+            self.source.rmdir()
+
     def discard(self) -> None:
         """Remove all that was written, the journal last."""
+        self.remove_source()
         self.remove()
         if self.directory.exists():
             self.directory.rmdir()
@@ -137,19 +159,30 @@ class Partial:
         temporary = _TEMPORARY.fullmatch(file.name)
         return (temporary[1] if temporary else file.name) in self._names and (file.is_symlink() or not file.is_dir())
 
+    def _is_fetched(self, file: Path) -> bool:
+        if file.name == LEFTOVERS:
+            return file.is_dir() and not file.is_symlink()
+        return file.name in self._fetched and (file.is_symlink() or not file.is_dir())
+
 
 @contextlib.contextmanager
 def held(
-    out: Path, conversion: dict[str, Any], needed: int, shards: Collection[str], beside: Collection[str]
+    out: Path,
+    conversion: dict[str, Any],
+    needed: int,
+    shards: Collection[str],
+    beside: Collection[str],
+    fetched: Collection[str] = (),
 ) -> Iterator[Partial]:
     """Hold the partial directory of ``out``, new or to be continued; a failure in the block leaves what is complete.
 
     Args:
         out: must not exist, or be an empty directory, or be what this conversion has just become.
         conversion: from :func:`mxq.convert.origin.conversion`.
-        needed: bytes that the whole output has.
+        needed: bytes that the whole output has, and what of the source is there at once.
         shards: names of the files that are recorded when they are complete.
         beside: names of the files that are written after them.
+        fetched: names of the files of the source that are fetched.
 
     Raises:
         UsageError: as :func:`check`.
@@ -165,7 +198,7 @@ def held(
             try:
                 if _is_tidied(out, conversion):
                     journal.record({"manifest": sha256_file(out / MANIFEST)})
-                partial = Partial(out, journal, shards, beside)
+                partial = Partial(out, journal, shards, beside, fetched)
                 try:
                     if not partial.published:
                         partial.begin()
@@ -204,14 +237,14 @@ def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
     work = path_of(out)
     if work.is_symlink() or (work.exists() and not work.is_dir()):
         raise UsageError(f"{work}, where the output is made, is not a directory", "remove it, or name another output")
-    _refuse_unknown(work, lambda file: file.name in (LOCK, _JOURNAL, _CHECKPOINT))
+    _refuse_unknown(work, lambda file: file.name in (LOCK, _JOURNAL, _CHECKPOINT, _SOURCE))
     refuse_unlike(work / _JOURNAL, conversion)
     if (work / _CHECKPOINT).exists() and not begun(work / _JOURNAL):
         raise UsageError(
             f"{work} holds no {_JOURNAL} that says what is in it", f"delete {work}, or name another output"
         )
     if not _is_published(out) and not _is_tidied(out, conversion):
-        staging.check(out, needed - _occupied(work / _CHECKPOINT))
+        staging.check(out, needed - _occupied(work / _CHECKPOINT) - _occupied(work / _SOURCE))
 
 
 def _is_published(out: Path) -> bool:
@@ -240,7 +273,8 @@ def _is_tidied(out: Path, conversion: dict[str, Any]) -> bool:
         return False
     made = json.loads(json.dumps(conversion))
     sources = made.pop("source_files", {})
-    made.pop("max_shard_size", None)  # which it does not say
+    for name in ("max_shard_size", "stream"):  # which it does not say
+        made.pop(name, None)
     if there is None or any(there.get(key) != value for key, value in made.items()):
         return False
     written = (out / MANIFEST).stat().st_mtime
@@ -254,8 +288,8 @@ def _is_tidied(out: Path, conversion: dict[str, Any]) -> bool:
 
 
 def _occupied(directory: Path) -> int:
-    """Return the bytes on the disk of files that either count or will be written over."""
-    files = directory.iterdir() if directory.is_dir() else ()
+    """Return the bytes on the disk of files that either count, or will be removed or written over."""
+    files = directory.rglob("*") if directory.is_dir() else ()
     return sum(file.lstat().st_blocks * 512 for file in files)
 
 

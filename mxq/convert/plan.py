@@ -53,6 +53,10 @@ class Group:
         """``quantize`` or ``keep``."""
         return "quantize" if self.pieces else "keep"
 
+    def reads(self) -> tuple[str, ...]:
+        """Return the source's tensors that it is made from, in order, each read by itself."""
+        return tuple(piece.tensor for piece in self.pieces) or (self.outputs[0].name,)
+
 
 @dataclass(frozen=True)
 class Plan:

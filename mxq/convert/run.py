@@ -1,5 +1,7 @@
 """Carry out a plan: the files of weights, then everything beside them."""
 
+import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 from mxq.checkpoint.quantization import config_for
 from mxq.checkpoint.reader import INDEX, inside
+from mxq.checkpoint.resolve import HubId, hub_id
 from mxq.checkpoint.writer import Shard, index
 from mxq.convert import manifest, structure
 from mxq.convert.beside import CARD, LAYERS, MANIFEST, copied_files, left_files
@@ -14,13 +17,14 @@ from mxq.convert.card import card
 from mxq.convert.origin import changes, conversion
 from mxq.convert.partial import Partial, SpoiledError, held
 from mxq.convert.plan import Plan
+from mxq.convert.stream import Feed, most_at_once
 from mxq.convert.work import Work
 from mxq.errors import MxqError
 from mxq.files import write_json
 from mxq.progress import note, progress
 
 
-def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1) -> dict[str, Any]:
+def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1, stream: bool = False) -> dict[str, Any]:
     """Convert as planned into ``out``, which appears when all of it is written and checked; returns the manifest.
 
     What is complete when it is stopped, however that is done, is kept, and the same call continues from there.
@@ -30,6 +34,7 @@ def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1) -> dict[str, Any]:
         out: must not exist or be empty.
         spec: what the user called the source, for manifest and card.
         jobs: how many threads convert.
+        stream: fetch files of weights that are not here one after the other, and remove them when they are done with.
 
     Raises:
         UsageError, InterruptedRunError: as :func:`mxq.convert.partial.held`.
@@ -37,12 +42,17 @@ def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1) -> dict[str, Any]:
     """
     for name in left_files(plan.source.path):
         note(f"not copied: {name}")
-    made = conversion(plan, spec)
+    made = conversion(plan, spec, stream=stream)
     beside = [INDEX, LAYERS, "config.json", *copied_files(plan.source.path), CARD, MANIFEST]
-    with held(out, made, plan.bytes_after, [shard.file for shard in plan.shards], beside) as partial:
+    needed = plan.bytes_after + (most_at_once(plan, plan.source.elsewhere)[1] if stream else 0)
+    fetched = [*plan.source.sizes] if stream else []
+    with held(out, made, needed, [shard.file for shard in plan.shards], beside, fetched) as partial:
         if not partial.published:
             try:
-                _write_tensors(plan, partial, jobs)
+                if stream:
+                    _stream_tensors(plan, spec, partial, jobs)
+                else:
+                    _write_tensors(plan, partial, jobs)
                 _write_beside(plan, spec, partial)
             except (MxqError, OSError):
                 _check_source(plan, made)  # which may be why
@@ -103,6 +113,24 @@ def _write_tensors(plan: Plan, partial: Partial, jobs: int) -> None:
         for work in works:
             checksum, layers = work.make(partial.directory, jobs, advance)
             partial.complete(work.shard.file, checksum, layers)
+
+
+def _stream_tensors(plan: Plan, spec: str, partial: Partial, jobs: int) -> None:
+    """Write the shards that are not complete yet, with files of the source fetched as they are needed."""
+    from mxq.checkpoint.hub_shards import Shards  # which few need
+
+    model = hub_id(spec)
+    assert model is not None
+    shards = Shards(HubId(model.name, plan.source.path.name), partial.source)
+    left = [_work(plan, shard) for shard in plan.shards if shard.file not in partial.journal.shards]
+    feed = Feed(plan.source, [work.groups for work in left], partial.source, shards.fetch)
+    works = [dataclasses.replace(work, source=feed.source) for work in left]
+    with progress("converting", feed.nbytes + sum(work.bytes_before for work in works), "B") as advance:
+        for work in works:
+            batches = functools.partial(feed.batches, advance=advance)
+            checksum, layers = work.make(partial.directory, jobs, advance, batches)
+            partial.complete(work.shard.file, checksum, layers)
+    partial.remove_source()
 
 
 def _work(plan: Plan, shard: Shard) -> Work:

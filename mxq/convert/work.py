@@ -1,6 +1,6 @@
 """Make one file of a conversion: its tensors quantized or copied, and how far what is quantized is from its source."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,16 @@ class Work:
         """Bytes of the source that it is made from."""
         return sum(task.nbytes for task in self._tasks())
 
-    def make(self, directory: Path, jobs: int, advance: Advance) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def make(
+        self, directory: Path, jobs: int, advance: Advance, batches: "Batches | None" = None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Make the file.
 
         Args:
             directory: where; the file must not be there yet.
             jobs: how many threads work on it.
             advance: told the bytes of the source as they are done.
+            batches: what sorts the tasks, if their order is not to be that of the file.
 
         Returns:
             (checksum, layers): ``bytes`` and ``sha256`` of the file; the errors of its matrices, in its order.
@@ -60,11 +63,11 @@ class Work:
             OSError: the file cannot be written.
         """
         tasks = list(self._tasks())
-        checksum, results = fill(directory, self.shard, tasks, jobs, advance)
-        meters: dict[Piece, ErrorMeter] = {}
-        for task, measures in zip(tasks, results, strict=True):
+        checksum, results = fill(directory, self.shard, batches(tasks) if batches else [tasks], jobs, advance)
+        meters = {piece: ErrorMeter() for group in self.groups for piece in group.pieces}
+        for task, measures in results:
             if isinstance(task, _Quantize):
-                meters.setdefault(task.piece, ErrorMeter()).add(measures or ())
+                meters[task.piece].add(measures or ())
         return checksum, [self._layer(piece, meter) for piece, meter in meters.items()]
 
     def _tasks(self) -> Iterator["Copy | _Quantize"]:
@@ -99,6 +102,10 @@ class _Quantize:
     def nbytes(self) -> int:
         return (self.stop - self.start) * _row_bytes(self.work.source, self.piece)
 
+    @property
+    def reads(self) -> str:
+        return self.piece.tensor
+
     def __call__(self, writer: ShardWriter) -> list[Measures]:
         source = self.work.source
         weight, scales = self.group.outputs
@@ -120,6 +127,10 @@ class _Quantize:
             writer.write(scales.name, row * scale.shape[-1], scale.data)
             found.append(measures)
         return found
+
+
+Batches = Callable[[Sequence[Copy | _Quantize]], Iterable[Sequence[Copy | _Quantize]]]
+"""What divides the tasks of a file into those that are carried out together, in the order of a tensor's rows."""
 
 
 def _row_bytes(source: Checkpoint, piece: Piece) -> int:
