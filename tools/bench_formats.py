@@ -164,6 +164,27 @@ def gpu_tables(device: str, repeats: int, gigabytes: float) -> tuple[dict[str, Q
     return kernels, lines, wrong
 
 
+def cpu_subjects(dtype: torch.dtype, threads: int) -> list[Subject]:
+    """Return a copy of [4096, 16384] and its quantizations on the CPU by rule even."""
+    from mxq.formats import cpu
+
+    x = _random(4096, 16384, dtype, "cpu")
+    out = cpu.quantize(x)
+
+    def into(function: Callable[..., Any]) -> Subject:
+        return Subject(f"cpu.{function.__name__}", lambda: function(x, threads=threads, out=out), _moved(x))
+
+    def new(x: Tensor, rule: str) -> Bytes:
+        return cpu.quantize(x, rule, threads=threads)
+
+    return [
+        _copy(x),
+        into(cpu.quantize),
+        into(cpu.quantize_measured),
+        _subject("cpu.quantize into new memory", new, x),
+    ]
+
+
 def cpu_tables(threads: int, repeats: int) -> tuple[dict[str, Quantize], list[str]]:
     """Return the CPU's kernels and their tables."""
     from mxq.formats import cpu
@@ -174,20 +195,10 @@ def cpu_tables(threads: int, repeats: int) -> tuple[dict[str, Quantize], list[st
     def measured(x: Tensor, rule: str) -> Bytes:
         return cpu.quantize_measured(x, rule, threads=threads)[:2]
 
-    def into(function: Callable[..., Any], x: Tensor, out: Bytes) -> Subject:
-        return Subject(f"cpu.{function.__name__}", lambda: function(x, threads=threads, out=out), _moved(x))
-
     lines = []
     for dtype in DTYPES:
-        x = _random(4096, 16384, dtype, "cpu")
-        out = plain(x, "even")
-        subjects = [
-            _copy(x),
-            into(cpu.quantize, x, out),
-            into(cpu.quantize_measured, x, out),
-            _subject("cpu.quantize into new memory", plain, x),
-        ]
-        lines += _table(f"{str(dtype).removeprefix('torch.')} 4096 x 16384, rule even", subjects, repeats, "cpu")
+        title = f"{str(dtype).removeprefix('torch.')} 4096 x 16384, rule even"
+        lines += _table(title, cpu_subjects(dtype, threads), repeats, "cpu")
     x = _random(1024, 16384, torch.bfloat16, "cpu")
     subjects = [
         _copy(x),
@@ -204,14 +215,15 @@ def _table(title: str, subjects: Sequence[Subject], repeats: int, device: str) -
     lines = [f"### {title}", "", "| kernel | GB/s | share of copy_ |", "|---|---|---|"]
     for name, values in rates.items():
         shares = [value / copied for value, copied in zip(values, rates[_COPY], strict=True)]
-        share = "1" if name == _COPY else _spread(shares, "{:.3f}")
-        lines.append(f"| {name} | {_spread([value / 1e9 for value in values], '{:.4g}')} | {share} |")
+        share = "1" if name == _COPY else spread(shares, "{:.3f}")
+        lines.append(f"| {name} | {spread([value / 1e9 for value in values], '{:.4g}')} | {share} |")
     lines.append("")
     print("\n".join(lines), flush=True)
     return lines
 
 
-def _spread(values: Sequence[float], form: str) -> str:
+def spread(values: Sequence[float], form: str) -> str:
+    """Return median and range, each as ``form`` says."""
     low, middle, high = (form.format(f(values)) for f in (min, statistics.median, max))
     return f"{middle} ({low}–{high})"
 

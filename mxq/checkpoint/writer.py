@@ -9,6 +9,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from mxq.checkpoint.headers import SIZES, encode_header, nbytes
 from mxq.checkpoint.reader import SINGLE
 
 _HASHED_AT_ONCE = 1 << 20
+_FLUSHED_AT_ONCE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class ShardWriter:
         self._buffer = memoryview(bytearray(_HASHED_AT_ONCE))
         self._unhashed = iter(self._places)
         self._next = next(self._unhashed, None)
+        self._flusher, self._flush, self._flushed = ThreadPoolExecutor(1, "flush"), Future[None](), 0
+        self._flush.set_result(None)
         self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         self._put(0, memoryview(begin))
 
@@ -130,10 +134,16 @@ class ShardWriter:
             self._left[name] -= len(view)
 
     def hash(self) -> None:
-        """Take into the checksum what is written as far as nothing is missing; for one thread, while others write."""
+        """Take into the checksum what is written as far as nothing is missing; for one thread, while others write.
+
+        Another one brings it to the disk meanwhile, so that there is less to wait for in the end.
+        """
         while self._next is not None and self._left[self._next] == 0:
             self._hash(self._start + self._places[self._next][1])
             self._next = next(self._unhashed, None)
+        if self._hashed - self._flushed >= _FLUSHED_AT_ONCE and self._flush.done():
+            self._flush.result()
+            self._flush, self._flushed = self._flusher.submit(os.fdatasync, self._descriptor), self._hashed
 
     def _hash(self, end: int) -> None:
         while self._hashed < end:
@@ -161,7 +171,9 @@ class ShardWriter:
                     raise ValueError(f"{self.file.name}: {', '.join(wrong)} not filled to the end")
                 self.hash()
                 self._hash(self._start)  # of a shard without tensors
+                self._flush.result()
                 self.checksum = {"bytes": self._hashed, "sha256": self._digest.hexdigest()}
                 os.fsync(self._descriptor)
         finally:
+            self._flusher.shutdown()
             os.close(self._descriptor)
