@@ -13,6 +13,7 @@ from mxq.convert import manifest, structure
 from mxq.convert.beside import DEQUANTIZED, LAYERS, MANIFEST
 from mxq.convert.compare import compare
 from mxq.convert.findings import CONVERT_AGAIN, Problem, Report
+from mxq.convert.installed_vllm import check_vllm
 from mxq.convert.opening import Opened, open_checked
 from mxq.convert.values import check_values
 from mxq.errors import MxqError, UsageError
@@ -40,6 +41,9 @@ def verify(path: Path, against: Path | None = None, *, rows: int = 16, seed: int
     if opened is None:
         return report
     claims = structure.check(opened, report)
+    if claims is not None:
+        modules = structure.modules(opened.checkpoint)
+        check_vllm(claims, structure.found_packed(modules), modules, report)
     check_values(opened.checkpoint, report)
     _check_manifest(opened, report)
     if against is None:
