@@ -17,9 +17,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mxq.formats.rules import BLOCK
+from mxq.formats.rules import BLOCK, NAN_BYTE
 
-NAN_BYTE = 255
 AT_ONCE = 128
 """Blocks that get their scales before their codes."""
 LIMITS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mxq.formats.cpu_kernel import COLUMNS, LIMITS, NAN_BYTE, SATURATED, SIGN, compiled
-from mxq.formats.rules import BLOCK, scale_rule
+from mxq.formats.cpu_kernel import COLUMNS, LIMITS, SATURATED, SIGN, compiled
+from mxq.formats.rules import BLOCK, NAN_BYTE, scale_rule
 
 _LARGEST_BYTE = 253
 

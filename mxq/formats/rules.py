@@ -44,6 +44,9 @@ from dataclasses import dataclass
 BLOCK = 32
 """Elements that share one scale."""
 
+NAN_BYTE = 255
+"""The scale of a block that holds NaN or infinity; its codes mean nothing."""
+
 
 @dataclass(frozen=True)
 class ScaleRule:
