@@ -1,15 +1,20 @@
 """``mxq quantize``: convert a checkpoint."""
 
+import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mxq.cli.options import conversion_options, jobs_option
 from mxq.cli.sizes import Size
 from mxq.errors import UsageError
 from mxq.files import size
+
+if TYPE_CHECKING:
+    from mxq.convert.executors import Executor
 
 _EPILOG = """\b
 Examples:
@@ -19,6 +24,7 @@ Examples:
   mxq quantize Qwen/Qwen3.5-27B ./out --format compressed-tensors
   mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
   mxq quantize Qwen/Qwen3.5-397B-A17B ./out --stream
+  mxq quantize /shared/Qwen3.5-397B-A17B /shared/out --executor ray
 """
 
 
@@ -35,6 +41,16 @@ Examples:
     help="Of a model on the hub, fetch a file of weights when its turn comes, and remove it when it is converted.",
 )
 @jobs_option
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who converts: this process, or the nodes of a Ray cluster that share a file system, --jobs CPUs per file.",
+)
+@click.option(
+    "--ray-address", metavar="HOST:PORT", help="Of the cluster.  [default: RAY_ADDRESS, or the one found here]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 def command(
     model: str,
@@ -45,6 +61,8 @@ def command(
     max_shard_size: int,
     stream: bool,
     jobs: int,
+    executor: str,
+    ray_address: str | None,
     as_json: bool,
 ) -> None:
     """Convert MODEL to MXFP4 into the new directory OUT.
@@ -66,21 +84,26 @@ def command(
     from mxq.convert.run import run
     from mxq.convert.stream import most_at_once
 
+    if executor == "local" and ray_address is not None:
+        raise UsageError("--ray-address is for --executor ray", "add it, or leave the address out")
+    if executor == "ray" and stream:
+        raise UsageError("--stream is for --executor local", "without it a model on the hub is downloaded first")
     chosen = recipes.load(recipe)
     options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
     on_hub = hub_id(model)
     if stream and on_hub is None:
         raise UsageError(f"{resolve(model)} is on this disk already", "--stream is for a model's id on the hub")
-    if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
-        planned = plan(open_headers(model), chosen, **options)
-        source = planned.source
-        at_once = most_at_once(planned, source.elsewhere)[1] if stream else 0
-        check(out, planned.bytes_after + at_once, begun(planned, model, stream=stream))
-        if stream:
-            download(HubId(on_hub.name, source.path.name), weights=False)
-    if not stream:
-        planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
-    run(planned, out, model, jobs=jobs, stream=stream)
+    with _cluster(ray_address) if executor == "ray" else contextlib.nullcontext() as execute:
+        if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
+            planned = plan(open_headers(model), chosen, **options)
+            source = planned.source
+            at_once = most_at_once(planned, source.elsewhere)[1] if stream else 0
+            check(out, planned.bytes_after + at_once, begun(planned, model, stream=stream))
+            if stream:
+                download(HubId(on_hub.name, source.path.name), weights=False)
+        if not stream:
+            planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
+        run(planned, out, model, jobs=jobs, stream=stream, executor=execute)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept = sum(not group.pieces for group in planned.groups.values())
     if as_json:
@@ -99,3 +122,11 @@ def command(
     before, after = size(planned.bytes_before), size(planned.bytes_after)
     click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied")
     click.echo(f"check it against its source: mxq verify {out} --against {model}")
+
+
+def _cluster(address: str | None) -> "contextlib.AbstractContextManager[Executor]":
+    from mxq.convert.ray_cluster import connected
+
+    context = click.get_current_context()
+    given = context.get_parameter_source("jobs") != ParameterSource.DEFAULT
+    return connected(address, context.params["jobs"] if given else None)

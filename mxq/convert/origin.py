@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,25 @@ def files(source: Checkpoint, *, weights: bool = True) -> dict[str, list[Any]]:
     Raises:
         MxqError: one cannot be read.
     """
+    found = states(source, source.metadata if weights else ())
     try:
-        held: dict[str, list[TensorInfo]] = {name: [] for name in source.metadata if weights}
-        for tensor in source.tensors.values() if weights else ():
+        return found | {name: [sha256_file(inside(source.path, name))] for name in copied_files(source.path)}
+    except OSError as error:
+        raise MxqError(f"{error.filename or source.path} cannot be read: {error.strerror}") from None
+
+
+def states(source: Checkpoint, names: Collection[str]) -> dict[str, list[Any]]:
+    """Return the state of files of weights, as :func:`files`.
+
+    Raises:
+        MxqError: one cannot be read.
+    """
+    held: dict[str, list[TensorInfo]] = {name: [] for name in names}
+    for tensor in source.tensors.values() if held else ():
+        if tensor.file.name in held:
             held[tensor.file.name].append(tensor)
-        states = {name: _state(inside(source.path, name), tensors) for name, tensors in held.items()}
-        return states | {name: [sha256_file(inside(source.path, name))] for name in copied_files(source.path)}
+    try:
+        return {name: _state(inside(source.path, name), tensors) for name, tensors in held.items()}
     except OSError as error:
         raise MxqError(f"{error.filename or source.path} cannot be read: {error.strerror}") from None
 

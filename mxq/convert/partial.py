@@ -5,6 +5,7 @@
     OUT.partial/.lock            held while a process works here
     OUT.partial/journal.jsonl    what is made, and what is complete (mxq.convert.journal)
     OUT.partial/checkpoint/      becomes OUT
+    OUT.partial/attempts/        files that other machines make, until they are complete
     OUT.partial/source/          files of a source on the hub, while they are needed (mxq.convert.stream)
 
 Nothing is ever removed here but files that a conversion writes, by their names, and what the hub's library leaves in
@@ -16,6 +17,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
@@ -33,6 +35,10 @@ from mxq.progress import note, progress
 
 _JOURNAL = "journal.jsonl"
 _CHECKPOINT = "checkpoint"
+_ATTEMPTS = "attempts"
+_ATTEMPT = re.compile(r"(.+)\.[0-9a-f]{16}")
+_BUSY = ".nfs"  # how NFS keeps a file that was removed while somebody has it open
+_TRIES = 10
 _SOURCE = "source"
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")  # of mxq.files.atomic_write
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -63,9 +69,12 @@ class Partial:
         self, out: Path, journal: Journal, shards: Collection[str], beside: Collection[str], fetched: Collection[str]
     ) -> None:
         self.out, self.journal = out, journal
-        self.directory, self.source = (path_of(out) / name for name in (_CHECKPOINT, _SOURCE))
+        self.directory, self._attempts, self.source = (
+            path_of(out) / name for name in (_CHECKPOINT, _ATTEMPTS, _SOURCE)
+        )
         self._shards, self._names, self._fetched = shards, {*shards, *beside}, fetched
         _refuse_unknown(self.directory, self._is_ours)
+        _refuse_unknown(self._attempts, lambda file: self._is_attempt(file) or file.name.startswith(_BUSY))
         _refuse_unknown(self.source, self._is_fetched)
 
     @property
@@ -77,6 +86,15 @@ class Partial:
         """Record that a shard, which is on the disk, is complete; ``layers``: the errors of the matrices in it."""
         _sync(self.directory)
         self.journal.record({"shard": shard, **checksum, "layers": layers})
+
+    def attempt(self, shard: str) -> Path:
+        """Return a new name for a shard that another machine makes: one that is lost may be writing for long yet."""
+        self._attempts.mkdir(exist_ok=True)
+        return self._attempts / f"{shard}.{secrets.token_hex(8)}"
+
+    def adopt(self, attempt: Path, shard: str) -> None:
+        """Put the file that an attempt made among those that are complete."""
+        attempt.rename(self.directory / shard)
 
     def publish(self) -> None:
         """Give the directory, in which all is written and checked, its name."""
@@ -109,6 +127,14 @@ class Partial:
             for file in self.directory.iterdir():
                 if file.name not in all_but and self._is_ours(file):
                     file.unlink()
+
+        for _ in range(_TRIES):
+            with contextlib.suppress(OSError):  # a machine is just beginning a file; without the directory none can
+                for file in self._attempts.iterdir():
+                    if self._is_attempt(file):
+                        file.unlink(missing_ok=True)
+                self._attempts.rmdir()
+                break
 
     def remove_source(self) -> None:
         """Remove what was fetched of the source."""
@@ -158,6 +184,10 @@ class Partial:
     def _is_ours(self, file: Path) -> bool:
         temporary = _TEMPORARY.fullmatch(file.name)
         return (temporary[1] if temporary else file.name) in self._names and (file.is_symlink() or not file.is_dir())
+
+    def _is_attempt(self, file: Path) -> bool:
+        attempt = _ATTEMPT.fullmatch(file.name)
+        return attempt is not None and attempt[1] in self._shards and not file.is_dir()
 
     def _is_fetched(self, file: Path) -> bool:
         if file.name == LEFTOVERS:
@@ -237,14 +267,14 @@ def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
     work = path_of(out)
     if work.is_symlink() or (work.exists() and not work.is_dir()):
         raise UsageError(f"{work}, where the output is made, is not a directory", "remove it, or name another output")
-    _refuse_unknown(work, lambda file: file.name in (LOCK, _JOURNAL, _CHECKPOINT, _SOURCE))
+    _refuse_unknown(work, lambda file: file.name in (LOCK, _JOURNAL, _CHECKPOINT, _ATTEMPTS, _SOURCE))
     refuse_unlike(work / _JOURNAL, conversion)
     if (work / _CHECKPOINT).exists() and not begun(work / _JOURNAL):
         raise UsageError(
             f"{work} holds no {_JOURNAL} that says what is in it", f"delete {work}, or name another output"
         )
     if not _is_published(out) and not _is_tidied(out, conversion):
-        staging.check(out, needed - _occupied(work / _CHECKPOINT) - _occupied(work / _SOURCE))
+        staging.check(out, needed - sum(_occupied(work / name) for name in (_CHECKPOINT, _ATTEMPTS, _SOURCE)))
 
 
 def _is_published(out: Path) -> bool:

@@ -1,5 +1,6 @@
 """Carry out a plan: the files of weights, then everything beside them."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -14,6 +15,7 @@ from mxq.checkpoint.writer import Shard, index
 from mxq.convert import manifest, structure
 from mxq.convert.beside import CARD, LAYERS, MANIFEST, copied_files, left_files
 from mxq.convert.card import card
+from mxq.convert.executors import Executor, local
 from mxq.convert.origin import changes, conversion
 from mxq.convert.partial import Partial, SpoiledError, held
 from mxq.convert.plan import Plan
@@ -24,7 +26,9 @@ from mxq.files import write_json
 from mxq.progress import note, progress
 
 
-def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1, stream: bool = False) -> dict[str, Any]:
+def run(
+    plan: Plan, out: Path, spec: str, *, jobs: int = 1, stream: bool = False, executor: Executor | None = None
+) -> dict[str, Any]:
     """Convert as planned into ``out``, which appears when all of it is written and checked; returns the manifest.
 
     What is complete when it is stopped, however that is done, is kept, and the same call continues from there.
@@ -35,6 +39,7 @@ def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1, stream: bool = False
         spec: what the user called the source, for manifest and card.
         jobs: how many threads convert.
         stream: fetch files of weights that are not here one after the other, and remove them when they are done with.
+        executor: who makes the files of weights that are all here, if it is not this process.
 
     Raises:
         UsageError, InterruptedRunError: as :func:`mxq.convert.partial.held`.
@@ -52,7 +57,7 @@ def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1, stream: bool = False
                 if stream:
                     _stream_tensors(plan, spec, partial, jobs)
                 else:
-                    _write_tensors(plan, partial, jobs)
+                    _write_tensors(plan, partial, executor or local(jobs))
                 _write_beside(plan, spec, partial)
             except (MxqError, OSError):
                 _check_source(plan, made)  # which may be why
@@ -106,12 +111,12 @@ def _write_layers(directory: Path, layers: list[dict[str, Any]]) -> None:
         stream.writelines(json.dumps(layer) + "\n" for layer in layers)
 
 
-def _write_tensors(plan: Plan, partial: Partial, jobs: int) -> None:
+def _write_tensors(plan: Plan, partial: Partial, executor: Executor) -> None:
     """Write the shards that are not complete yet."""
     works = [_work(plan, shard) for shard in plan.shards if shard.file not in partial.journal.shards]
-    with progress("converting", sum(work.bytes_before for work in works), "B") as advance:
-        for work in works:
-            checksum, layers = work.make(partial.directory, jobs, advance)
+    total = sum(work.bytes_before for work in works)
+    with progress("converting", total, "B") as advance, contextlib.closing(executor(works, partial, advance)) as made:
+        for work, checksum, layers in made:
             partial.complete(work.shard.file, checksum, layers)
 
 
