@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
+from checkpoints import read_all, reseal
 from conversion import convert
 from hub import Answer, Hub, cut, read, status
 from hub_moments import before_removing, in_a_download, interrupt
-from hub_runner import Runner, small_pieces
+from hub_runner import Runner, no_waiting, small_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from killing import after_recording, before_recording, in_a_shard
@@ -97,6 +99,24 @@ def test_one_file_at_a_time(parts: Path, local: Path, hub: Hub, mxq: Runner, tmp
         assert downloads == [(name, []) for name in NAMES]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "out"]
     assert sum(file.stat().st_size for file in (tmp_path / "home").rglob("*") if file.is_file()) < 500_000
+
+
+def test_verified_without_a_copy_of_the_source(parts: Path, local: Path, hub: Hub, mxq: Runner, tmp_path: Path) -> None:
+    hub.add("org/parts", parts)
+    words = ("verify", local, "--against", "org/parts", "--stream", "--json")
+    assert json.loads(mxq(*words).stdout)["ok"] is True
+    kept = sum(tensor.nbytes for name, tensor in read_all(local).items() if tensor.dtype is not torch.uint8)
+    assert kept < hub.sent("Signature") < kept + 700_000  # and 16 rows of every matrix, and headers
+    assert sum(file.stat().st_size for file in (tmp_path / "home").rglob("*") if file.is_file()) < 500_000
+    damaged = shutil.copytree(local, tmp_path / "damaged")
+    tensors = load_file(file := next(damaged.glob("*-00002-of-*.safetensors")))
+    name = next(name for name, tensor in tensors.items() if tensor.dtype is torch.uint8 and f"{name}_scale" in tensors)
+    save_file(tensors | {name: tensors[name] ^ 1}, file, {"format": "pt"})
+    reseal(damaged)
+    said = json.loads(mxq("verify", damaged, *words[2:], code=3).stdout)
+    assert [check["name"] for check in said["checks"] if check["problems"]] == ["source: codes"]
+    hub.fail("GET .*Signature", cut(100))
+    fails(mxq, *words[:-1], code=1, reason="the connection broke", first=no_waiting)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +281,7 @@ def test_what_cannot_be_streamed(parts: Path, hub: Hub, mxq: Runner, tmp_path: P
         ("org/parts", 1, "HF_HUB_OFFLINE forbids asking the hub", OFFLINE),
     ):
         fails(mxq, "quantize", spec, out, "--stream", code=code, reason=reason, environment=environment)
+    fails(mxq, "verify", out, "--against", parts, "--stream", code=2, reason="--stream is for a source on the hub")
     assert not list(tmp_path.glob("out*"))
 
 

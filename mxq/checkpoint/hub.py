@@ -46,17 +46,18 @@ class _Snapshot:
             raise incomplete(self.model, missing)
         return files
 
+    @property
+    def beside(self) -> list[str]:
+        """What a conversion copies and a tokenizer needs."""
+        return [name for name in self.sizes if name not in _NOT_NEEDED and _is_beside(name)]
+
     def absent(self, names: Iterable[str]) -> list[str]:
         """Those of ``names`` that are not in the cache yet."""
         return [name for name in names if not (self.path / name).is_file()]
 
 
-def download(model: HubId, *, weights: bool = True) -> Path:
+def download(model: HubId) -> Path:
     """Return the directory of a model, having fetched what it lacks of config, weights, tokenizer and licence.
-
-    Args:
-        model: which.
-        weights: whether weights are fetched too.
 
     Raises:
         UsageError: the hub has no such model or revision, or does not let the user read it; it has no safetensors.
@@ -64,22 +65,22 @@ def download(model: HubId, *, weights: bool = True) -> Path:
     """
     with asking(model):
         snapshot = _look(model, [])
-        beside = [name for name in snapshot.sizes if name not in _NOT_NEEDED and _is_beside(name)]
-        wanted = [*(snapshot.weights if weights else ()), *beside]
-        _fetch(snapshot, snapshot.absent(wanted))
-        if missing := snapshot.absent(wanted):
-            raise incomplete(model, missing)
+        _complete(snapshot, [*snapshot.weights, *snapshot.beside])
     return snapshot.path
 
 
-def open_headers(model: HubId, extra: Iterable[str]) -> Checkpoint:
+def open_headers(model: HubId, extra: Iterable[str], *, beside: bool = False) -> Checkpoint:
     """Open a model of which only config.json, index, ``extra`` and the headers of the weights are fetched.
+
+    With ``beside`` also tokenizer, licence and what else a conversion copies.
 
     Raises:
         UsageError, MxqError: as :func:`download`, and if a header lies or is not one.
     """
     with asking(model):
         snapshot = _look(model, extra)
+        if beside:
+            _complete(snapshot, snapshot.beside)
         absent = snapshot.absent(snapshot.weights)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             try:
@@ -88,6 +89,12 @@ def open_headers(model: HubId, extra: Iterable[str]) -> Checkpoint:
                 pool.shutdown(cancel_futures=True)  # those that have begun are enough to wait for
                 raise
     return Checkpoint.open(snapshot.path, begun)
+
+
+def _complete(snapshot: _Snapshot, names: list[str]) -> None:
+    _fetch(snapshot, snapshot.absent(names))
+    if missing := snapshot.absent(names):
+        raise incomplete(snapshot.model, missing)
 
 
 def _is_beside(name: str) -> bool:

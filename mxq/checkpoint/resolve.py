@@ -57,7 +57,7 @@ def resolve(spec: str) -> Path:
     return path
 
 
-def open_headers(spec: str, *extra: str) -> Checkpoint:
+def open_headers(spec: str, *extra: str, beside: bool = False) -> Checkpoint:
     """Open the checkpoint that ``spec`` names; of one on the hub only config.json, index and headers are fetched.
 
     Whoever reads a tensor of it all the same fetches that tensor.
@@ -65,6 +65,7 @@ def open_headers(spec: str, *extra: str) -> Checkpoint:
     Args:
         spec: as for :func:`resolve`.
         extra: names of small files that are fetched too, if the model has them.
+        beside: whether all small files are fetched that a conversion copies.
 
     Raises:
         UsageError, MxqError: as :func:`resolve` and :meth:`Checkpoint.open`.
@@ -73,7 +74,7 @@ def open_headers(spec: str, *extra: str) -> Checkpoint:
     if model is not None:
         from mxq.checkpoint import hub
 
-        return hub.open_headers(model, extra)
+        return hub.open_headers(model, extra, beside=beside)
     return Checkpoint.open(_local(spec))
 
 

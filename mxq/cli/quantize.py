@@ -75,8 +75,7 @@ def command(
     for the output and, as a rule, one file of the source; `mxq plan` says how much.
     """
     from mxq.checkpoint import Checkpoint, open_headers, resolve
-    from mxq.checkpoint.hub import download
-    from mxq.checkpoint.resolve import HubId, hub_id
+    from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
     from mxq.convert.origin import begun
     from mxq.convert.partial import check
@@ -90,17 +89,14 @@ def command(
         raise UsageError("--stream is for --executor local", "without it a model on the hub is downloaded first")
     chosen = recipes.load(recipe)
     options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
-    on_hub = hub_id(model)
-    if stream and on_hub is None:
+    on_hub = hub_id(model) is not None
+    if stream and not on_hub:
         raise UsageError(f"{resolve(model)} is on this disk already", "--stream is for a model's id on the hub")
     with _cluster(ray_address) if executor == "ray" else contextlib.nullcontext() as execute:
-        if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
-            planned = plan(open_headers(model), chosen, **options)
-            source = planned.source
-            at_once = most_at_once(planned, source.elsewhere)[1] if stream else 0
+        if on_hub:  # it is downloaded only if it can be converted, to where it shall go
+            planned = plan(open_headers(model, beside=stream), chosen, **options)
+            at_once = most_at_once(planned, planned.source.elsewhere)[1] if stream else 0
             check(out, planned.bytes_after + at_once, begun(planned, model, stream=stream))
-            if stream:
-                download(HubId(on_hub.name, source.path.name), weights=False)
         if not stream:
             planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
         run(planned, out, model, jobs=jobs, stream=stream, executor=execute)
@@ -121,7 +117,7 @@ def command(
         return
     before, after = size(planned.bytes_before), size(planned.bytes_after)
     click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied")
-    click.echo(f"check it against its source: mxq verify {out} --against {model}")
+    click.echo(f"check it against its source: mxq verify {out} --against {model}{' --stream' if stream else ''}")
 
 
 def _cluster(address: str | None) -> "contextlib.AbstractContextManager[Executor]":

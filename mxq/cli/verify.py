@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mxq.cli.tables import table
-from mxq.errors import MismatchError
+from mxq.errors import MismatchError, UsageError
 from mxq.progress import printable
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ with what to do.
 Examples:
   mxq verify ./dense-mxfp4 --against testbed:dense
   mxq verify ./out --against ./Qwen3.5-27B --rows 0
+  mxq verify ./out --against Qwen/Qwen3.5-397B-A17B --stream
   mxq verify ./downloaded --fix ./right
 """
 
@@ -47,6 +48,11 @@ Examples:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Which rows.")
 @click.option(
+    "--stream",
+    is_flag=True,
+    help="Read of a source on the hub only what is compared, and keep none of it on the disk.",
+)
+@click.option(
     "--fix",
     "out",
     metavar="OUT",
@@ -54,12 +60,19 @@ Examples:
     help="Write a copy to OUT in which config, index and headers are right. Problems of weights it refuses.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(directory: Path, against: str | None, rows: int, seed: int, out: Path | None, as_json: bool) -> None:
+def command(
+    directory: Path, against: str | None, rows: int, seed: int, stream: bool, out: Path | None, as_json: bool
+) -> None:
     """Check the quantized checkpoint in DIRECTORY, against its source if given."""
-    from mxq.checkpoint import resolve
+    from mxq.checkpoint import open_headers, resolve
+    from mxq.checkpoint.resolve import hub_id
     from mxq.convert.verify import verify
 
-    source = None if against is None else resolve(against)
+    if stream and (against is None or hub_id(against) is None):
+        raise UsageError("--stream is for a source on the hub", "give its id with --against, or leave --stream out")
+    source = None
+    if against is not None:
+        source = open_headers(against, beside=True) if stream else resolve(against)
     report = verify(directory, source, rows=rows, seed=seed)
     if not as_json:
         _show(report)

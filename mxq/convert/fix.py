@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.headers import encode_header, parse_json
 from mxq.checkpoint.quantization import exclude_entries
 from mxq.checkpoint.quark import Quark, quark_config
@@ -30,7 +31,9 @@ from mxq.progress import note, progress
 _BYTES_AT_ONCE = 16 << 20
 
 
-def fix(path: Path, out: Path, report: Report, against: Path | None = None, *, rows: int = 16, seed: int = 0) -> str:
+def fix(
+    path: Path, out: Path, report: Report, against: Path | Checkpoint | None = None, *, rows: int = 16, seed: int = 0
+) -> str:
     """Write the checkpoint in ``path`` to ``out`` with all of its problems put right; return in words what was done.
 
     Args:

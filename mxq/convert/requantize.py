@@ -89,6 +89,8 @@ def requantize(
             try:
                 samples[name] = _look(checkpoint, source, module, theirs[name], span, rule, strict)
             except (MxqError, ValueError, TypeError) as error:
+                if source.elsewhere and isinstance(error, MxqError):  # of the network, as a rule
+                    raise
                 return "codes", [Problem(f"{name} cannot be quantized again: {error}")]
             advance(1)
     low = [

@@ -20,7 +20,7 @@ from mxq.errors import MxqError, UsageError
 from mxq.formats.rules import RULES
 
 
-def verify(path: Path, against: Path | None = None, *, rows: int = 16, seed: int = 0) -> Report:
+def verify(path: Path, against: Path | Checkpoint | None = None, *, rows: int = 16, seed: int = 0) -> Report:
     """Check the checkpoint in ``path``.
 
     Args:
@@ -51,7 +51,8 @@ def verify(path: Path, against: Path | None = None, *, rows: int = 16, seed: int
     if claims is None or not all(problem.rewritable for problem in report.problems):
         report.skip("source", "not compared, because of the problems above")
     else:
-        compare(opened.checkpoint, Checkpoint.open(against), claims, report, rows=rows, seed=seed)
+        source = against if isinstance(against, Checkpoint) else Checkpoint.open(against)
+        compare(opened.checkpoint, source, claims, report, rows=rows, seed=seed)
     return report
 
 
