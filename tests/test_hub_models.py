@@ -227,3 +227,13 @@ def test_evaluated_as_from_a_directory(dense_source: Path, hub: Hub, mxq: Runner
     assert answers("hub") == answers("local")
     paths = {asked.path for asked in hub.asked if asked.host == "hub" and not asked.path.startswith("/api/models/org/")}
     assert all("/resolve/" in path or path == "/api/agent-harnesses" for path in paths), paths
+
+
+def test_targets_that_cannot_be_compared_are_not_downloaded(
+    dense_source: Path, hub: Hub, mxq: Runner, tmp_path: Path
+) -> None:
+    hub.add("org/target", dense_source)
+    models = ("--bf16", "org/target", "--mxfp4", "org/target", "--workload", "arithmetic", "-k", 3)
+    said = mxq("eval", *models, "--out", tmp_path / "run", code=2)
+    assert "is not quantized, so it is not the MXFP4 target" in said.stderr
+    assert list((tmp_path / "home").rglob("*.safetensors*")) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mxq import progress
-from mxq.checkpoint import Checkpoint, resolve
+from mxq.checkpoint import Checkpoint, open_headers, resolve
 from mxq.engines import Sampling
 from mxq.errors import UsageError
 from mxq.evaluate import caveats
@@ -51,9 +51,10 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     """
     _check_numbers(request)
     workloads = _load_workloads(request)
+    headers = {role: open_headers(spec) for role, spec in request.targets.items()}
+    _check_roles(headers)
+    _check_same_model(headers)  # before hundreds of gigabytes are downloaded for nothing
     checkpoints = {role: Checkpoint.open(resolve(spec)) for role, spec in request.targets.items()}
-    _check_roles(checkpoints)
-    _check_same_model(checkpoints)
     drafter, warnings = _drafter(request, checkpoints)
     foreign = [*caveats.of_conversion(checkpoints), *caveats.of_simulation(checkpoints)]
     for warning in foreign:
