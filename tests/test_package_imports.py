@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import block_fp8
 import pytest
 
 import mxq
@@ -102,15 +103,16 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("verb", ["plan", "quantize"])
-def test_conversions_do_without_torch(verb: str, dense_source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("verb", "fp8"), [("plan", False), ("quantize", False), ("quantize", True)])
+def test_conversions_do_without_torch(verb: str, fp8: bool, dense_source: Path, tmp_path: Path) -> None:
     """It takes longer to import than the largest model takes to plan, or a gigabyte to convert."""
+    source = block_fp8.write(dense_source, tmp_path / "fp8") if fp8 else dense_source
     code = (
         "import sys; from mxq.cli import main; main(sys.argv[1:], standalone_mode=False);"
         "print('loaded:', *sorted({name.partition('.')[0] for name in sys.modules}))"
     )
     out = [str(tmp_path / "out")] if verb == "quantize" else []
-    command = [sys.executable, "-c", code, verb, str(dense_source), *out]
+    command = [sys.executable, "-c", code, verb, str(source), *out]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
     assert loaded[0] == "loaded:"
     assert not {"torch", "transformers"} & set(loaded)

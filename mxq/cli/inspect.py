@@ -49,18 +49,21 @@ def command(model: str, worst: int | None, as_json: bool) -> None:
 
 
 def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
+    from mxq.checkpoint.fp8 import SCALE, block_size, is_fp8
     from mxq.convert.structure import modules
     from mxq.models import qwen35
 
+    fp8 = block_size(checkpoint) if is_fp8(checkpoint.config) else None
     packed = {module.piece.tensor for module in modules(checkpoint).values() if module.scale}
     rows: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for name, tensor in checkpoint.tensors.items():
         weight = name.removesuffix("_scale")
-        stored = "MXFP4" if name in packed else "MXFP4 scales" if weight in packed else tensor.dtype
+        scale = "MXFP4 scales" if weight in packed else "FP8 scales" if fp8 and name.endswith(SCALE) else None
+        stored = "MXFP4" if name in packed else scale or tensor.dtype
         row = rows[qwen35.part(name), qwen35.role(weight), stored]
         row[0] += 1
         row[1] += tensor.nbytes
-    quantization = checkpoint.quantization
+    quantization = checkpoint.quantization if fp8 is None else None
     return {
         "path": str(checkpoint.path),
         "architectures": checkpoint.config.get("architectures"),
@@ -75,6 +78,7 @@ def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
             "activations": "unquantized" if quantization.weight_only else "MXFP4",
             "exclude": len(quantization.entries),
         },
+        "fp8_blocks": fp8 and list(fp8),
         "content": [
             {"part": part, "role": role, "stored": stored, "tensors": count, "bytes": nbytes}
             for (part, role, stored), (count, nbytes) in sorted(rows.items())
@@ -109,7 +113,9 @@ def _show(facts: dict[str, Any]) -> None:
     named = facts["architectures"] or "no architecture"
     architectures = ", ".join(map(str, named)) if isinstance(named, list) else str(named)
     lines = [f"{architectures}: {facts['tensors']} tensors, {size(facts['bytes'])}, in {facts['files']} file(s)"]
-    if facts["quantization"] is None:
+    if facts["fp8_blocks"] is not None:
+        lines.append(f"weights in FP8 (F8_E4M3), a scale for blocks of {' x '.join(map(str, facts['fp8_blocks']))}")
+    elif facts["quantization"] is None:
         lines.append("not quantized")
     else:
         config = facts["quantization"]

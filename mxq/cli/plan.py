@@ -68,7 +68,7 @@ def _show(planned: "Plan", model: str, tensors: bool) -> None:
         tensor = decision.tensor
         name = (numbers_hidden(tensor.name), f"{tensor.dtype} {list(tensor.shape)}") if tensors else ()
         row = rows[decision.action, decision.rule, *name]
-        for i, amount in enumerate((1, tensor.nbytes, decision.bytes_after)):
+        for i, amount in enumerate((1, decision.bytes_before, decision.bytes_after)):
             row[i] += amount
     shown = table("action", "rule", *(("tensor", "as stored") if tensors else ()), ">count", ">before", ">after")
     for key, (count, before, after) in sorted(rows.items(), key=lambda row: row[0][0] != "quantize"):

@@ -22,6 +22,7 @@ Examples:
   mxq quantize ./Qwen3.5-35B-A3B ./out --recipe mxfp4 --max-shard-size 10GB
   mxq quantize Qwen/Qwen3.5-27B ./out --recipe mxfp4-weight-only
   mxq quantize Qwen/Qwen3.5-27B ./out --format compressed-tensors
+  mxq quantize Qwen/Qwen3.5-397B-A17B-FP8 ./out
   mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
   mxq quantize Qwen/Qwen3.5-397B-A17B ./out --stream
   mxq quantize /shared/Qwen3.5-397B-A17B /shared/out --executor ray
@@ -67,7 +68,8 @@ def command(
 ) -> None:
     """Convert MODEL to MXFP4 into the new directory OUT.
 
-    MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Tensors are read and
+    MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model; in bf16, fp16, fp32 or
+    block-FP8 (e4m3 with weight_scale_inv), of which what stays unquantized becomes bf16. Tensors are read and
     written one at a time. OUT appears when all of it is there; until then files are in OUT.partial, and after
     Ctrl-C, SIGTERM or a crash the same command continues with those that are complete.
 
@@ -101,7 +103,9 @@ def command(
             planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
         run(planned, out, model, jobs=jobs, stream=stream, executor=execute)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
-    kept = sum(not group.pieces for group in planned.groups.values())
+    kept, dequantized = (
+        sum(group.action == action for group in planned.groups.values()) for action in ("keep", "dequantize")
+    )
     if as_json:
         summary = {
             "out": str(out),
@@ -111,12 +115,14 @@ def command(
             "bytes_after": planned.bytes_after,
             "quantized_matrices": matrices,
             "kept_tensors": kept,
+            "dequantized_tensors": dequantized,
             "files": [shard.file for shard in planned.shards],
         }
         click.echo(json.dumps(summary, indent=2))
         return
     before, after = size(planned.bytes_before), size(planned.bytes_after)
-    click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied")
+    unpacked = f", {dequantized} from FP8 to bf16" if dequantized else ""
+    click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied{unpacked}")
     click.echo(f"check it against its source: mxq verify {out} --against {model}{' --stream' if stream else ''}")
 
 

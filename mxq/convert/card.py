@@ -43,7 +43,15 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
         lines.append(
             f"| signal to quantization noise per matrix | median {_median(sqnr):.2f} dB, lowest {sqnr[0]:.2f} dB |"
         )
-    lines += ["", "Every other tensor is a byte-for-byte copy of the source's.", "", "## What was quantized", ""]
+    if any(tensor["action"] == "dequantize" for tensor in manifest["tensors"].values()):
+        lines += [
+            "",
+            "The source is block-FP8: MXFP4 is made from the float32 products of its codes and scales. What is called",
+            "dequantize below is those products as the nearest bf16, and a copy of the source's bytes is the rest.",
+        ]
+    else:
+        lines += ["", "Every other tensor is a byte-for-byte copy of the source's."]
+    lines += ["", "## What was quantized", ""]
     lines += ["| rule | tensors | |", "|---|---|---|"]
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for name, tensor in manifest["tensors"].items():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mxq.checkpoint import Checkpoint
+from mxq.checkpoint import Checkpoint, fp8
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.quantization import Claims
 from mxq.convert import manifest
@@ -30,29 +30,38 @@ def compare(
     checkpoint: Checkpoint, source: Checkpoint, claims: Claims, report: Report, *, rows: int, seed: int
 ) -> None:
     """Add to ``report`` how ``checkpoint``, sound in itself, differs from what ``source`` converts to."""
+    source = fp8.numbers(source)
+    written = fp8.rounded(source)
     ours, theirs = modules(checkpoint), modules(source)
     packed = {name for name, module in ours.items() if module.scale}
-    covered, problems = _names(checkpoint, source, ours, theirs)
+    covered, problems = _names(checkpoint, written, ours, theirs)
     report.add("source: names", covered, problems)
     if problems:
         return
     content = manifest.read(checkpoint.path)
     report.add("source: config and files", *_beside(checkpoint, source, content))
     kept = [name for name in source.tensors if not _holds_packed(source, name, packed)]
-    total = sum(source.tensors[name].nbytes for name in kept)
+    total = sum(written.tensors[name].nbytes for name in kept)
     changed = []
     with progress("comparing copies", total, "B") as advance:
         for name in kept:
-            if not _same_bytes(checkpoint, source, ours, name):
+            if not _same_bytes(checkpoint, written, ours, name):
                 changed.append(name)
-            advance(source.tensors[name].nbytes)
+            advance(written.tensors[name].nbytes)
+    unpacked = {name for name in kept if fp8.scale_of(source, name) is not None}
     problems = about(
-        changed,
+        [name for name in changed if name not in unpacked],
         "{}, which is not quantized, is not the same bytes as in the source",
         many="{}, which are not quantized, are not the same bytes as in the source",
     )
     mtp, vision = (sum(qwen35.part(name) == part for name in kept) for part in ("mtp", "vision"))
-    report.add("source: copies", f"{len(kept)} tensors byte for byte ({mtp} of MTP, {vision} of vision)", problems)
+    covered = f"{len(kept)} tensors byte for byte ({mtp} of MTP, {vision} of vision)"
+    if unpacked:
+        covered += f", the {len(unpacked)} of them that are FP8 in the source as bf16"
+        problems += about(
+            [name for name in changed if name in unpacked], "{} is not what the source's FP8 weight is in bf16"
+        )
+    report.add("source: copies", covered, problems)
     report.add(
         "source: codes",
         *requantize(checkpoint, source, _rule(claims, content), strict=content is not None, rows=rows, seed=seed),

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mxq.checkpoint.fp8 import CODES
 from mxq.convert.plan import Plan
 from mxq.formats.cpu_rows import Rows
+from mxq.formats.fp8 import dequantize
 from mxq.formats.rules import BLOCK
 
 _SAMPLE = 1 << 22
@@ -43,6 +45,7 @@ class Estimate:
 def estimate(plan: Plan, jobs: int) -> Estimate:
     """Estimate a conversion by ``jobs`` threads; takes a few tenths of a second, for measuring this machine."""
     quantized = sum(math.prod(decision.tensor.shape) for decision in plan.decisions if decision.action == "quantize")
+    fp8 = sum(math.prod(decision.tensor.shape) for decision in plan.decisions if decision.tensor.dtype == CODES)
     tensors = sum(len(shard.tensors) for shard in plan.shards)
     return Estimate(
         jobs=jobs,
@@ -50,6 +53,7 @@ def estimate(plan: Plan, jobs: int) -> Estimate:
         seconds=_START_S
         + (
             quantized * _element_s(plan.recipe.scale_rule)
+            + (fp8 * _fp8_s() if fp8 else 0)
             + plan.bytes_after * (_sha256_s() + _WRITE_S)
             + plan.bytes_before * _READ_S
         )
@@ -64,6 +68,14 @@ def _element_s(rule: str) -> float:
     packed, scale = (np.empty((len(x), x.shape[1] // n), np.uint8) for n in (2, BLOCK))
     rows = Rows("BF16", rule, measured=True)
     return _fastest(lambda: rows.quantize(x, packed, scale)) / x.size
+
+
+def _fp8_s() -> float:
+    """Return the seconds that it takes to read an element of block-FP8 as a number."""
+    codes = np.random.default_rng(0).integers(0, 127, (_SAMPLE // 4096, 4096), np.uint8)
+    scales, which = np.ones((len(codes) // 128, 4096 // 128), np.float32), np.arange(len(codes)) // 128
+    out = np.empty(codes.shape, np.uint32)
+    return _fastest(lambda: dequantize(codes, scales, which, 128, out)) / codes.size
 
 
 def _sha256_s() -> float:

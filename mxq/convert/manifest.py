@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mxq.checkpoint.fp8 import block_size, stored
 from mxq.checkpoint.headers import read_json
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
@@ -42,6 +43,7 @@ def checksum(file: Path) -> dict[str, Any]:
 
 def origin(plan: Plan, spec: str) -> dict[str, Any]:
     """Return what a conversion is made from, how and by what; ``spec`` names its source."""
+    block = block_size(stored(plan.source))
     return {
         "source": {
             "name": source_name(spec),
@@ -49,9 +51,10 @@ def origin(plan: Plan, spec: str) -> dict[str, Any]:
             "commit": None if hub_id(spec) is None else commit(plan.source.path),
             "fingerprint": fingerprint(plan.source),
             "architectures": plan.source.config["architectures"],
-            "tensors": len(plan.source.tensors),
+            "tensors": len(stored(plan.source).tensors),
             "bytes": plan.bytes_before,
-        },
+        }
+        | ({} if block is None else {"fp8_blocks": list(block)}),
         "recipe": plan.recipe.as_dict(),
         "options": {"format": plan.form, "experts": plan.experts},
         "versions": versions("torch"),

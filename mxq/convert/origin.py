@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.checkpoint.fp8 import stored
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.convert import manifest
@@ -62,7 +63,7 @@ def states(source: Checkpoint, names: Collection[str]) -> dict[str, list[Any]]:
         MxqError: one cannot be read.
     """
     held: dict[str, list[TensorInfo]] = {name: [] for name in names}
-    for tensor in source.tensors.values() if held else ():
+    for tensor in stored(source).tensors.values() if held else ():
         if tensor.file.name in held:
             held[tensor.file.name].append(tensor)
     try:

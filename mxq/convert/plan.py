@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.checkpoint import Checkpoint, TensorInfo, fp8
 from mxq.checkpoint.quantization import FORMS, exclude_entries, packed_name
 from mxq.checkpoint.writer import Shard, TensorSpec, layout
 from mxq.convert import decide
@@ -16,6 +16,7 @@ from mxq.convert.decide import base_name
 from mxq.convert.declared import contradictions
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import MxqError, UsageError
+from mxq.files import size
 from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
@@ -26,11 +27,20 @@ DEFAULT_SHARD_SIZE = 5_000_000_000
 
 @dataclass(frozen=True)
 class Decision:
-    """The fate of one source tensor: ``quantize`` or ``keep``, and the pattern that decided it."""
+    """The fate of one source tensor, and the pattern that decided it.
+
+    Attributes:
+        tensor: as the source's files have it.
+        action: ``quantize``, ``keep``, or ``dequantize`` for FP8 that is not quantized again but written as bf16.
+        rule: the pattern.
+        bytes_before: of the tensor and, if it is FP8, its scales.
+        bytes_after: of what is written for it.
+    """
 
     tensor: TensorInfo
     action: str
     rule: str
+    bytes_before: int
     bytes_after: int
 
 
@@ -42,16 +52,13 @@ class Group:
         outputs: one kept tensor, or the weight and its scales.
         pieces: where a quantized weight's rows come from, in order; empty for a kept tensor, which has its own name.
         rule: the pattern that decided.
+        action: as in :class:`Decision`.
     """
 
     outputs: tuple[TensorSpec, ...]
     pieces: tuple[Piece, ...]
     rule: str
-
-    @property
-    def action(self) -> str:
-        """``quantize`` or ``keep``."""
-        return "quantize" if self.pieces else "keep"
+    action: str
 
     def reads(self) -> tuple[str, ...]:
         """Return the source's tensors that it is made from, in order, each read by itself."""
@@ -63,7 +70,7 @@ class Plan:
     """A conversion, ready to run.
 
     Attributes:
-        source: the checkpoint that is read.
+        source: the checkpoint that is read, as :func:`mxq.checkpoint.fp8.numbers` gives it.
         family: ``qwen3_5`` or ``qwen3_5_moe``.
         form: that of the checkpoint written, one of :data:`mxq.checkpoint.quantization.FORMS`.
         experts: how routed experts are written: ``per-expert`` or ``fused``.
@@ -90,7 +97,7 @@ class Plan:
     @property
     def bytes_before(self) -> int:
         """Bytes of all tensors of the source."""
-        return sum(decision.tensor.nbytes for decision in self.decisions)
+        return sum(decision.bytes_before for decision in self.decisions)
 
     @property
     def bytes_after(self) -> int:
@@ -113,7 +120,7 @@ class Plan:
                     "shape": list(decision.tensor.shape),
                     "action": decision.action,
                     "rule": decision.rule,
-                    "bytes_before": decision.tensor.nbytes,
+                    "bytes_before": decision.bytes_before,
                     "bytes_after": decision.bytes_after,
                 }
                 for decision in self.decisions
@@ -150,15 +157,14 @@ def plan(
     """Plan the conversion of ``source``; reads no weights but embeddings that are said to be tied and stored twice.
 
     Raises:
-        UsageError: the conversion would go wrong: another architecture, already quantized, a recipe that does not fit
-            (see :mod:`mxq.convert.recipe`), a matrix that MXFP4 cannot hold, a fused group or experts split, a
-            config.json that contradicts the tensors.
+        UsageError: the conversion would go wrong: another architecture, already quantized (but for block-FP8, see
+            :func:`mxq.checkpoint.fp8.numbers`), a recipe that does not fit (see :mod:`mxq.convert.recipe`), a matrix
+            that MXFP4 cannot hold, a fused group or experts split, a config.json that contradicts the tensors.
         MxqError: the tokenizer or another file that goes along is a link out of the directory, or to nothing; experts
             stored fused have an odd number of rows.
     """
     family = qwen35.family(source.config, str(source.path))
-    if "quantization_config" in source.config:
-        raise UsageError(f"{source.path} is already quantized", "give the bf16 checkpoint it was made from")
+    source = fp8.numbers(source)
     if family not in recipe.rules:
         raise UsageError(f"recipe {recipe.name} has no rules for {family}, the family of {source.path}")
     copied_files(source.path)  # raises for one that could not be copied, long before its turn
@@ -172,6 +178,7 @@ def plan(
         raise UsageError(f"{source.path}: {wrong[0]}", "put the config.json back that belongs to these weights")
     quantized = [piece for name, rule in rules.items() if rule.quantizes for piece in held[name]]
     groups = {group.outputs[0].name: group for group in _groups(source, rules, held, form, experts)}
+    decisions = [_decision(source, name, rules[name]) for name in source.tensors]
     return Plan(
         source=source,
         recipe=recipe,
@@ -179,12 +186,22 @@ def plan(
         form=form,
         experts=experts,
         max_shard_size=max_shard_size,
-        decisions=[_decision(tensor, rules[tensor.name]) for tensor in source.tensors.values()],
+        decisions=decisions,
         groups=groups,
         shards=layout((group.outputs for group in groups.values()), max_shard_size),
         exclude=exclude_entries(_kept(source, rules, held), [piece.module for piece in quantized]),
-        lints=[*decide.lints(source, quantized), *_form_lints(form, family)],
+        lints=[*_fp8_lints(decisions), *decide.lints(source, quantized), *_form_lints(form, family)],
     )
+
+
+def _fp8_lints(decisions: list[Decision]) -> Iterable[str]:
+    """Yield what becomes of block-FP8."""
+    if any(decision.tensor.dtype == fp8.CODES for decision in decisions):
+        yield "the source is block-FP8: its own rounding is in the weights, and will be measured as no error"
+    grown = [decision for decision in decisions if decision.action == "dequantize"]
+    if grown:
+        more = sum(decision.bytes_after - decision.bytes_before for decision in grown)
+        yield f"{len(grown)} FP8 tensors that the recipe keeps are written as bf16, {size(more)} more"
 
 
 def _form_lints(form: str, family: str) -> Iterable[str]:
@@ -211,10 +228,12 @@ def _groups(
     source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]], form: str, experts: str
 ) -> Iterable[Group]:
     fused: dict[str, list[tuple[int, int, Piece, str]]] = defaultdict(list)
+    written = fp8.rounded(source)
     for name, tensor in source.tensors.items():
         rule = rules[name]
         if not rule.quantizes:
-            yield Group((TensorSpec(name, tensor.dtype, tensor.shape),), (), rule.pattern)
+            kept = written.tensors[name]
+            yield Group((TensorSpec(name, kept.dtype, kept.shape),), (), rule.pattern, _kept_action(source, name))
             continue
         for piece in held[name]:
             block = qwen35.experts_module(piece.module)
@@ -224,13 +243,14 @@ def _groups(
                 fused[f"{block}.{target}"].append((int(expert), projection == "up_proj", piece, rule.pattern))
             else:
                 shape = (piece.stop - piece.start, tensor.shape[-1])
-                yield Group(packed_specs(f"{piece.module}.weight", shape, form), (piece,), rule.pattern)
+                yield Group(packed_specs(f"{piece.module}.weight", shape, form), (piece,), rule.pattern, "quantize")
     for name, parts in fused.items():
         parts.sort(key=lambda part: part[:2])  # by expert, gate rows before up rows
         count = parts[-1][0] + 1
         rows = sum(piece.stop - piece.start for _, _, piece, _ in parts)
         fused_shape = (count, rows // count, source.tensors[parts[0][2].tensor].shape[-1])
-        yield Group(packed_specs(name, fused_shape, form), tuple(piece for _, _, piece, _ in parts), parts[0][3])
+        pieces = tuple(piece for _, _, piece, _ in parts)
+        yield Group(packed_specs(name, fused_shape, form), pieces, parts[0][3], "quantize")
 
 
 def _kept(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]]) -> Iterable[str]:
@@ -241,8 +261,14 @@ def _kept(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece
             yield from (piece.module for piece in held[name])
 
 
-def _decision(tensor: TensorInfo, rule: Rule) -> Decision:
+def _kept_action(source: Checkpoint, name: str) -> str:
+    return "keep" if fp8.scale_of(source, name) is None else "dequantize"
+
+
+def _decision(source: Checkpoint, name: str, rule: Rule) -> Decision:
+    tensor, scale = fp8.stored(source).tensors[name], fp8.scale_of(source, name)
+    before = tensor.nbytes + (0 if scale is None else scale.nbytes)
     if not rule.quantizes:
-        return Decision(tensor, "keep", rule.pattern, tensor.nbytes)
-    after = sum(spec.nbytes for spec in packed_specs(tensor.name, tensor.shape, FORMS[0]))  # in any form the same
-    return Decision(tensor, "quantize", rule.pattern, after)
+        return Decision(tensor, _kept_action(source, name), rule.pattern, before, fp8.rounded(source).info(name).nbytes)
+    after = sum(spec.nbytes for spec in packed_specs(name, tensor.shape, FORMS[0]))  # in any form the same
+    return Decision(tensor, "quantize", rule.pattern, before, after)

@@ -13,6 +13,7 @@ from typing import Any
 
 import mxq
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.fp8 import numbers
 from mxq.checkpoint.identity import fingerprint
 from mxq.convert.origin import states
 from mxq.convert.partial import SpoiledError
@@ -51,9 +52,7 @@ class Order:
 
 def files_of(work: Work) -> set[str]:
     """Return the names of the source's files that hold what a work is made from."""
-    names = {piece.tensor for group in work.groups for piece in group.pieces}
-    names |= {group.outputs[0].name for group in work.groups if not group.pieces}
-    return {work.source.tensors[name].file.name for name in names}
+    return {file for group in work.groups for name in group.reads() for file in work.source.files_of(name)}
 
 
 def code() -> str:
@@ -110,5 +109,5 @@ def _source(order: Order) -> Checkpoint:
 
 @functools.lru_cache(maxsize=1)
 def _opened(path: Path) -> tuple[Checkpoint, str]:
-    source = Checkpoint.open(path)
+    source = numbers(Checkpoint.open(path))
     return source, fingerprint(source)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mxq.checkpoint import Checkpoint
+from mxq.checkpoint import Checkpoint, fp8
 from mxq.convert.findings import Problem, about
 from mxq.convert.misread import diagnose
 from mxq.convert.structure import Module, modules
@@ -155,6 +155,10 @@ def _look(
         sample.signal += _energy(x.float())
         sample.noise += _energy(x.float() - mxfp4.dequantize(packed, scale, torch.float32))
         rounded, apart = _rounded(x, packed, scale)
+        sources = [x]
+        if not strict and fp8.rounded(source) is not source:
+            sources.append(x.bfloat16())  # which some tools make of FP8 first
+            rounded |= _rounded(sources[1], packed, scale)[0]
         sample.unrounded += int((~rounded).sum())
         sample.apart += int(apart.sum())
         if strict:
@@ -163,7 +167,7 @@ def _look(
             wrong = (codes != packed).any(dim=-1) | (bytes_ != scale).any(dim=-1)
         else:
             wrong = ~rounded.all(dim=-1)
-            _try_rules(sample, x, packed, scale)
+            _try_rules(sample, sources, packed, scale)
         sample.blocks += scale.numel()
         if sample.first_row is None and wrong.any():
             sample.first_row = start + int(wrong.nonzero()[0])
@@ -197,18 +201,20 @@ def _step(codes: torch.Tensor) -> torch.Tensor:
     return torch.where(codes > 7, 8 - codes.int(), codes.int())
 
 
-def _try_rules(sample: _Sample, x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> None:
-    """Count the blocks that each rule makes as they are stored."""
+def _try_rules(sample: _Sample, sources: list[torch.Tensor], packed: torch.Tensor, scale: torch.Tensor) -> None:
+    """Count the blocks that each rule makes as they are stored, of one of ``sources``."""
     left = _RULE_ROWS - sample.compared // max(1, scale.shape[-1])
     if left <= 0:
         return
-    x, packed, scale = x[:left], packed[:left], scale[:left]
+    packed, scale = packed[:left], scale[:left]
     codes = _blocks(packed)
     for rule in RULES:
-        made, bytes_ = mxfp4.quantize(x, rule)
-        again = _blocks(made)
-        zero = (again == 0).all(dim=-1)
-        same = (again == codes).all(dim=-1) & ((bytes_ == scale) | zero)
+        same = torch.zeros_like(scale, dtype=torch.bool)
+        for x in sources:
+            made, bytes_ = mxfp4.quantize(x[:left], rule)
+            again = _blocks(made)
+            zero = (again == 0).all(dim=-1)
+            same |= (again == codes).all(dim=-1) & ((bytes_ == scale) | zero)
         sample.reproduced[rule] += int(same.sum())
     sample.compared += scale.numel()
 

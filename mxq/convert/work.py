@@ -1,5 +1,6 @@
-"""Make one file of a conversion: its tensors quantized or copied, and how far what is quantized is from its source."""
+"""Make one file of a conversion: tensors quantized, copied or dequantized, and how far off the first are."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mxq.checkpoint import Checkpoint
+from mxq.checkpoint import Checkpoint, fp8
+from mxq.checkpoint.headers import SIZES
 from mxq.checkpoint.writer import Shard, ShardWriter
 from mxq.convert.error import ErrorMeter
 from mxq.convert.fill import Copy, copies, fill, memory
@@ -21,6 +23,7 @@ from mxq.progress import Advance
 
 _ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk to stay in the processor's cache from reading to writing
 _CHUNKS_A_TASK = 16
+_DAMAGED = "the source is damaged: MXFP4 cannot hold such values, and nothing was left behind"
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Work:
 
     @property
     def bytes_before(self) -> int:
-        """Bytes of the source that it is made from."""
+        """Bytes of the source that it is made from, scales of FP8 apart."""
         return sum(task.nbytes for task in self._tasks())
 
     def make(
@@ -63,17 +66,22 @@ class Work:
             OSError: the file cannot be written.
         """
         tasks = list(self._tasks())
-        checksum, results = fill(directory, self.shard, batches(tasks) if batches else [tasks], jobs, advance)
+        try:
+            checksum, results = fill(directory, self.shard, batches(tasks) if batches else [tasks], jobs, advance)
+        except fp8.DamagedError as error:
+            raise SpoiledError(error.message, _DAMAGED) from None
         meters = {piece: ErrorMeter() for group in self.groups for piece in group.pieces}
         for task, measures in results:
             if isinstance(task, _Quantize):
                 meters[task.piece].add(measures or ())
         return checksum, [self._layer(piece, meter) for piece, meter in meters.items()]
 
-    def _tasks(self) -> Iterator["Copy | _Quantize"]:
+    def _tasks(self) -> Iterator["Copy | _Dequantize | _Quantize"]:
         for group in self.groups:
-            if not group.pieces:
+            if group.action == "keep":
                 yield from copies(self.source, group.outputs[0].name)
+            if group.action == "dequantize":
+                yield from _dequantized(self.source, group.outputs[0].name)
             place = 0
             for piece in group.pieces:
                 step = _rows_at_once(self.source, piece) * _CHUNKS_A_TASK
@@ -100,7 +108,7 @@ class _Quantize:
 
     @property
     def nbytes(self) -> int:
-        return (self.stop - self.start) * _row_bytes(self.work.source, self.piece)
+        return (self.stop - self.start) * _stored_row_bytes(self.work.source, self.piece.tensor)
 
     @property
     def reads(self) -> str:
@@ -129,8 +137,45 @@ class _Quantize:
         return found
 
 
-Batches = Callable[[Sequence[Copy | _Quantize]], Iterable[Sequence[Copy | _Quantize]]]
+@dataclass(frozen=True, slots=True)
+class _Dequantize:
+    """Rows ``start`` to ``stop`` of an FP8 tensor that is written in bfloat16."""
+
+    source: Checkpoint
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return (self.stop - self.start) * _stored_row_bytes(self.source, self.name)
+
+    @property
+    def reads(self) -> str:
+        return self.name
+
+    def __call__(self, writer: ShardWriter) -> None:
+        source = fp8.rounded(self.source)
+        row_bytes = source.tensors[self.name].shape[-1] * SIZES[source.tensors[self.name].dtype]
+        view = memory.of("copy", (self.stop - self.start) * row_bytes).data
+        source.read_into(self.name, self.start * row_bytes, view)
+        writer.write(self.name, self.start * row_bytes, view)
+
+
+Batches = Callable[[Sequence[Copy | _Dequantize | _Quantize]], Iterable[Sequence[Copy | _Dequantize | _Quantize]]]
 """What divides the tasks of a file into those that are carried out together, in the order of a tensor's rows."""
+
+
+def _dequantized(source: Checkpoint, name: str) -> Iterator[_Dequantize]:
+    *axes, columns = source.tensors[name].shape
+    rows, step = math.prod(axes), max(1, _ELEMENTS_AT_ONCE // max(1, columns))
+    for start in range(0, rows, step):
+        yield _Dequantize(source, name, start, min(start + step, rows))
+
+
+def _stored_row_bytes(source: Checkpoint, name: str) -> int:
+    tensor = fp8.stored(source).tensors[name]
+    return tensor.shape[-1] * SIZES[tensor.dtype]
 
 
 def _row_bytes(source: Checkpoint, piece: Piece) -> int:
@@ -152,5 +197,5 @@ def _not_finite(source: Checkpoint, piece: Piece) -> MxqError:
     where = "" if piece.tensor == f"{piece.module}.weight" else f" ({piece.module})"
     return SpoiledError(
         f"tensor {piece.tensor}{where} holds {int(bad.sum())} values that are NaN or infinite, the first in row {row}",
-        "the source is damaged: MXFP4 cannot hold such values, and nothing was left behind",
+        _DAMAGED,
     )

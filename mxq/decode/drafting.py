@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.fp8 import decodable
 from mxq.decode.cache import KeyValueCache, causal_mask
 from mxq.decode.dflash import DFlashConfig, DFlashModel
 from mxq.decode.loading import Placer, check_layer_count, refuse_unused
@@ -197,7 +198,7 @@ def load_drafter(path: Path | None, target: Target, method: Method) -> Drafter:
 
 
 def _load_mtp(target: Target) -> MTPDrafter:
-    checkpoint = Checkpoint.open(target.path)
+    checkpoint = decodable(Checkpoint.open(target.path))
     if not any(name.startswith("mtp.") for name in checkpoint.tensors):
         raise MxqError(
             f"{target.path}: no mtp.* tensors, so there is no MTP head to draft with",

@@ -17,6 +17,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig, Qwen3_5TextModel
 from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig, Qwen3_5MoeTextModel
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.fp8 import decodable
 from mxq.decode.cache import KeyValueCache, causal_mask
 from mxq.decode.gdn import GatedDeltaState, Update, read_block, read_prompt
 from mxq.decode.loading import Placer, check_layer_count, refuse_unused
@@ -145,13 +146,13 @@ class Target:
 
 
 def load_target(path: Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> Target:
-    """Load the text model of a Qwen3.5 checkpoint directory, dense or MoE, bf16 or MXFP4.
+    """Load the text model of a Qwen3.5 checkpoint directory, dense or MoE, bf16, block-FP8 or MXFP4.
 
-    Weights become ``dtype``; MXFP4 weights are dequantized, and activations are fake-quantized where the checkpoint's
-    ``quantization_config`` says so. Raises MxqError for a checkpoint that is incomplete, holds tensors that its config
-    does not account for, or is none of these models.
+    Weights become ``dtype``, block-FP8 ones by way of bf16; MXFP4 weights are dequantized, and activations are
+    fake-quantized where the checkpoint's ``quantization_config`` says so. Raises MxqError for a checkpoint that is
+    incomplete, holds tensors that its config does not account for, or is none of these models.
     """
-    checkpoint = Checkpoint.open(path)
+    checkpoint = decodable(Checkpoint.open(path))
     device = torch.device(device)
     model = _empty_text_model(checkpoint)
     placer = Placer(checkpoint, dtype, device)

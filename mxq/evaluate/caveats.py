@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.fp8 import stored
 from mxq.checkpoint.headers import parse_json
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
@@ -44,6 +45,17 @@ def of_simulation(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
     return [
         f"{target.path} holds MXFP4 weights, written as bf16 by `mxq dequantize`: what is called bf16 here has their "
         "error already."
+    ]
+
+
+def of_fp8(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
+    """Return a warning where the bf16 target is a block-FP8 checkpoint, which engines run otherwise."""
+    target = checkpoints.get("bf16")
+    if target is None or stored(target) is target:
+        return []
+    return [
+        f"{target.path} is block-FP8: what is called bf16 here is its weights as bf16, with activations unquantized, "
+        "which engines that run it as FP8 quantize."
     ]
 
 

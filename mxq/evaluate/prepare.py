@@ -9,6 +9,7 @@ from typing import Any
 
 from mxq import progress
 from mxq.checkpoint import Checkpoint, open_headers, resolve
+from mxq.checkpoint.fp8 import decodable
 from mxq.engines import Sampling
 from mxq.errors import UsageError
 from mxq.evaluate import caveats
@@ -51,12 +52,12 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     """
     _check_numbers(request)
     workloads = _load_workloads(request)
-    headers = {role: open_headers(spec) for role, spec in request.targets.items()}
+    headers = {role: decodable(open_headers(spec)) for role, spec in request.targets.items()}
     _check_roles(headers)
     _check_same_model(headers)  # before hundreds of gigabytes are downloaded for nothing
-    checkpoints = {role: Checkpoint.open(resolve(spec)) for role, spec in request.targets.items()}
+    checkpoints = {role: decodable(Checkpoint.open(resolve(spec))) for role, spec in request.targets.items()}
     drafter, warnings = _drafter(request, checkpoints)
-    foreign = [*caveats.of_conversion(checkpoints), *caveats.of_simulation(checkpoints)]
+    foreign = [*caveats.of_conversion(checkpoints), *caveats.of_simulation(checkpoints), *caveats.of_fp8(checkpoints)]
     for warning in foreign:
         progress.note(f"warning: {warning}")
     templates = {role: ChatTemplate(c.path, thinking=request.thinking) for role, c in checkpoints.items()}
