@@ -15,7 +15,7 @@ from typing import Any
 import conversion
 import pytest
 import torch
-from checkpoints import rewrite
+from checkpoints import edit_json, rewrite
 from click.testing import CliRunner
 from killing import digests
 
@@ -243,6 +243,10 @@ def order(dense_source: Path, tmp_path: Path) -> ray_worker.Order:
             lambda path: rewrite(path / "source", lambda tensors: [tensor.mul_(-2) for tensor in tensors.values()]),
             "source is another checkpoint than where the conversion was started",
         ),
+        (
+            lambda path: edit_json(path / "source" / "config.json", lambda config: config.update(more=1)),
+            "source is another checkpoint than where the conversion was started",
+        ),
     ],
 )
 def test_a_node_that_does_not_see_the_same_files_says_so(
@@ -260,24 +264,30 @@ def test_an_attempt_that_outlives_its_process_changes_nothing(dense_source: Path
     made = plan(Checkpoint.open(dense_source), recipe.load("mxfp4"), max_shard_size=SHARD)
 
     def killed(works: Sequence[Work], partial: Partial, advance: Any) -> Generator[Any, None, None]:
-        attempt = partial.attempt(works[0].shard.file)
-        orders.append(ray_worker.Order.of(works[0], fingerprint(made.source), attempt, 1))
+        source = fingerprint(made.source)
+        orders.extend(ray_worker.Order.of(work, source, partial.attempt(work.shard.file), 1) for work in works[:2])
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Partial, "failed", lambda partial, error: error)  # nothing is tidied up
         with pytest.raises(KeyboardInterrupt):
             run(made, out, str(dense_source), executor=killed)
+    running, late = orders
     with pytest.MonkeyPatch.context() as patch:
 
-        def meanwhile(*arguments: Any) -> None:
+        def first(*arguments: Any) -> None:
             write(*arguments)
-            patch.undo()
-            assert orders[0].attempt.stat().st_blocks
+            patch.setattr(ShardWriter, "write", second)
+            assert running.attempt.stat().st_blocks
             conversion.convert(dense_source, out, max_shard_size=SHARD)
 
-        patch.setattr(ShardWriter, "write", meanwhile)
-        ray_worker.make(orders[0])
+        def second(*arguments: Any) -> None:
+            write(*arguments)
+            patch.undo()
+            assert ray_worker.make(late)["failed"]
+
+        patch.setattr(ShardWriter, "write", first)
+        ray_worker.make(running)
     assert digests(out) == digests(conversion.convert(dense_source, tmp_path / "other", max_shard_size=SHARD))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["other", "out"]
 

@@ -63,6 +63,7 @@ def connected(address: str | None, jobs: int | None) -> Iterator[Executor]:
         try:
             yield _Cluster(ray, jobs)
         finally:
+            # Ends what is under way. ray.cancel would abort this process if a task is done at that moment (Ray 2.60).
             ray.shutdown()
 
 
@@ -111,38 +112,32 @@ class _Cluster:
         source = fingerprint(works[0].source)
         left, lost = deque(works), Counter[str]()
         running: dict[Any, _Attempt] = {}
-        try:
-            while left or running:
-                most = self._at_once()  # also when nothing is left to begin: what waits for a node may wait in vain
-                while left and len(running) < most:
-                    attempt = _Attempt(left[0], partial.attempt(left[0].shard.file))
-                    running[self._begin(attempt, source)] = attempt
-                    left.popleft()
-                ready, _ = self._ray.wait(list(running), timeout=_LOOK_EVERY_S)
-                for reference in ready:
-                    attempt = running.pop(reference)
-                    work, name = attempt.work, attempt.work.shard.file
-                    try:
-                        answer = self._ray.get(reference)
-                    except self._ray.exceptions.RayTaskError as error:
-                        raise error.cause from None
-                    except self._ray.exceptions.RayError as error:
-                        attempt.file.unlink(missing_ok=True)
-                        lost[name] += 1
-                        if lost[name] == _ATTEMPTS:
-                            raise MxqError(
-                                f"{name} was lost {_ATTEMPTS} times: {_line(error)}", "see Ray's logs"
-                            ) from None
-                        note(f"{name} was lost and is converted again: {_line(error)}")
-                        left.appendleft(work)
-                        continue
-                    checksum, layers = self._take(answer, attempt)
-                    partial.adopt(attempt.file, name)
-                    advance(work.bytes_before)
-                    yield work, checksum, layers
-        finally:
-            if running:
-                self._ray.shutdown()  # ends them; ray.cancel aborts this process if one is done at that moment (2.60)
+        while left or running:
+            most = self._at_once()  # also when nothing is left to begin: what waits for a node may wait in vain
+            while left and len(running) < most:
+                attempt = _Attempt(left[0], partial.attempt(left[0].shard.file))
+                running[self._begin(attempt, source)] = attempt
+                left.popleft()
+            ready, _ = self._ray.wait(list(running), timeout=_LOOK_EVERY_S)
+            for reference in ready:
+                attempt = running.pop(reference)
+                work, name = attempt.work, attempt.work.shard.file
+                try:
+                    answer = self._ray.get(reference)
+                except self._ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                except self._ray.exceptions.RayError as error:
+                    attempt.file.unlink(missing_ok=True)
+                    lost[name] += 1
+                    if lost[name] == _ATTEMPTS:
+                        raise MxqError(f"{name} was lost {_ATTEMPTS} times: {_line(error)}", "see Ray's logs") from None
+                    note(f"{name} was lost and is converted again: {_line(error)}")
+                    left.appendleft(work)
+                    continue
+                checksum, layers = self._take(answer, attempt)
+                partial.adopt(attempt.file, name)
+                advance(work.bytes_before)
+                yield work, checksum, layers
 
     def _begin(self, attempt: _Attempt, source: str) -> Any:
         order = ray_worker.Order.of(attempt.work, source, attempt.file, self._jobs)
