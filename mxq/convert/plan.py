@@ -227,30 +227,44 @@ def packed_specs(name: str, shape: tuple[int, ...], form: str) -> tuple[TensorSp
 def _groups(
     source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]], form: str, experts: str
 ) -> Iterable[Group]:
-    fused: dict[str, list[tuple[int, int, Piece, str]]] = defaultdict(list)
     written = fp8.rounded(source)
+    parts: dict[str, list[Piece]] = defaultdict(list)
+    last = {into: name for name in source.tensors for into in _fused_into(held[name], experts)}
     for name, tensor in source.tensors.items():
         rule = rules[name]
         if not rule.quantizes:
             kept = written.tensors[name]
             yield Group((TensorSpec(name, kept.dtype, kept.shape),), (), rule.pattern, _kept_action(source, name))
             continue
-        for piece in held[name]:
-            block = qwen35.experts_module(piece.module)
-            if experts == "fused" and block is not None:
-                expert, projection = piece.module.removeprefix(block + ".").split(".")
-                target = "down_proj" if projection == "down_proj" else "gate_up_proj"
-                fused[f"{block}.{target}"].append((int(expert), projection == "up_proj", piece, rule.pattern))
-            else:
-                shape = (piece.stop - piece.start, tensor.shape[-1])
-                yield Group(packed_specs(f"{piece.module}.weight", shape, form), (piece,), rule.pattern, "quantize")
-    for name, parts in fused.items():
-        parts.sort(key=lambda part: part[:2])  # by expert, gate rows before up rows
-        count = parts[-1][0] + 1
-        rows = sum(piece.stop - piece.start for _, _, piece, _ in parts)
-        fused_shape = (count, rows // count, source.tensors[parts[0][2].tensor].shape[-1])
-        pieces = tuple(piece for _, _, piece, _ in parts)
-        yield Group(packed_specs(name, fused_shape, form), pieces, parts[0][3], "quantize")
+        into = _fused_into(held[name], experts)
+        for piece in held[name] if not into else ():
+            shape = (piece.stop - piece.start, tensor.shape[-1])
+            yield Group(packed_specs(f"{piece.module}.weight", shape, form), (piece,), rule.pattern, "quantize")
+        for target, pieces in into.items():
+            parts[target] += pieces
+            if last[target] == name:  # not at the end of all: who streams the source would have to keep it until then
+                yield _fused(source, target, parts.pop(target), form, rule.pattern)
+
+
+def _fused_into(pieces: list[Piece], experts: str) -> dict[str, list[Piece]]:
+    """Return what of a tensor is written into which fused tensor of experts."""
+    found: dict[str, list[Piece]] = defaultdict(list)
+    for piece in pieces if experts == "fused" else ():
+        if (block := qwen35.experts_module(piece.module)) is not None:
+            found[f"{block}.{'down_proj' if piece.module.endswith('.down_proj') else 'gate_up_proj'}"].append(piece)
+    return found
+
+
+def _fused(source: Checkpoint, name: str, pieces: list[Piece], form: str, rule: str) -> Group:
+    def place(piece: Piece) -> tuple[int, bool]:  # by expert, gate rows before up rows
+        *_, expert, projection = piece.module.split(".")
+        return int(expert), projection == "up_proj"
+
+    pieces.sort(key=place)
+    count = place(pieces[-1])[0] + 1
+    rows = sum(piece.stop - piece.start for piece in pieces)
+    shape = (count, rows // count, source.tensors[pieces[0].tensor].shape[-1])
+    return Group(packed_specs(name, shape, form), tuple(pieces), rule, "quantize")
 
 
 def _kept(source: Checkpoint, rules: dict[str, Rule], held: dict[str, list[Piece]]) -> Iterable[str]:
