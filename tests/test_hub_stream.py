@@ -22,7 +22,10 @@ from killing import after_recording, before_recording, in_a_shard
 from safetensors.torch import load_file, save_file
 from test_hub_failures import fails, files_of_a_megabyte, five_megabytes
 
-from mxq.convert.stream import schedule
+from mxq.checkpoint import Checkpoint
+from mxq.convert import recipe
+from mxq.convert.plan import plan
+from mxq.convert.stream import most_at_once, schedule
 
 NAMES = [f"model-{i:05}-of-00004.safetensors" for i in range(1, 5)]
 SMALL = ("--max-shard-size", "1MB")
@@ -241,6 +244,12 @@ def test_nothing_of_others_is_removed(parts: Path, hub: Hub, mxq: Runner, tmp_pa
     (tmp_path / "out.partial/source/mine.safetensors").write_text("mine")
     fails(mxq, *words, code=2, reason="source holds what mxq did not write: mine.safetensors")
     assert (tmp_path / "out.partial/source/mine.safetensors").read_text() == "mine"
+    (tmp_path / "out.partial/source").rename(tmp_path / "mine")
+    (tmp_path / "mine/mine.safetensors").unlink()
+    before = read(tmp_path / "mine")
+    (tmp_path / "out.partial/source").symlink_to(tmp_path / "mine")
+    fails(mxq, *words, code=2, reason="out.partial holds what mxq did not write: source")
+    assert read(tmp_path / "mine") == before
 
 
 @pytest.mark.slow
@@ -295,6 +304,20 @@ def test_what_the_cache_has_is_not_fetched(parts: Path, local: Path, hub: Hub, m
     assert [name for name, _ in downloads] == [NAMES[1]]
     assert same(tmp_path / "out", local)
     assert {file.name for file in snapshot.glob("*.safetensors")} == {*NAMES} - {NAMES[1]}
+
+
+@pytest.mark.parametrize("experts", ["per-expert", pytest.param("fused", marks=pytest.mark.slow)])
+def test_experts(moe_source: Path, hub: Hub, mxq: Runner, tmp_path: Path, experts: str) -> None:
+    """Also where experts that are stored one by one, as the MTP head's, are written as one tensor."""
+    source = split(moe_source, tmp_path / "source")
+    for form in ("per-expert", "fused"):
+        planned = plan(Checkpoint.open(source), recipe.load("mxfp4"), experts=form, max_shard_size=10**6)
+        assert most_at_once(planned, NAMES) == (1, max((source / name).stat().st_size for name in NAMES))
+    hub.add("org/moe", source)
+    downloads = watch(hub, tmp_path / "out")
+    mxq("quantize", "org/moe", tmp_path / "out", "--stream", *SMALL, "--experts", experts)
+    assert downloads == [(name, []) for name in NAMES]
+    assert same(tmp_path / "out", convert(source, tmp_path / "theirs", experts=experts, max_shard_size=10**6))
 
 
 needs = st.lists(st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=2, unique=True).map(tuple)))

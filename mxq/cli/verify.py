@@ -50,7 +50,7 @@ Examples:
 @click.option(
     "--stream",
     is_flag=True,
-    help="Read of a source on the hub only what is compared, and keep none of it on the disk.",
+    help="Read of a source on the hub only what is compared, by a request or two for every matrix; keep none of it.",
 )
 @click.option(
     "--fix",

@@ -267,7 +267,7 @@ def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
     work = path_of(out)
     if work.is_symlink() or (work.exists() and not work.is_dir()):
         raise UsageError(f"{work}, where the output is made, is not a directory", "remove it, or name another output")
-    _refuse_unknown(work, lambda file: file.name in (LOCK, _JOURNAL, _CHECKPOINT, _ATTEMPTS, _SOURCE))
+    _refuse_unknown(work, _is_part)
     refuse_unlike(work / _JOURNAL, conversion)
     if (work / _CHECKPOINT).exists() and not begun(work / _JOURNAL):
         raise UsageError(
@@ -329,6 +329,12 @@ def _refuse_unknown(directory: Path, known: Callable[[Path], bool]) -> None:
         raise UsageError(
             f"{directory} holds what mxq did not write: {', '.join(unknown)}", "move it away, or name another output"
         )
+
+
+def _is_part(file: Path) -> bool:
+    if file.name == _SOURCE:  # out of which a link would lead the removal of what is not needed
+        return not file.is_symlink()
+    return file.name in (LOCK, _JOURNAL, _CHECKPOINT, _ATTEMPTS)
 
 
 def _is_as_recorded(file: Path, entry: dict[str, Any]) -> bool:
