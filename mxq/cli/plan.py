@@ -54,8 +54,8 @@ def command(model: str, recipe: str, form: str, experts: str, jobs: int, tensors
         return
     _show(planned, model, tensors)
     click.echo(
-        f"expected with {jobs} thread(s): {size(expected.peak_bytes)} of memory at most, {_duration(expected.seconds)} or\n"
-        "as long as it takes to read and write the files"
+        f"expected with {jobs} thread(s): {size(expected.peak_bytes)} of memory at most, "
+        f"{_duration(expected.seconds)} or\nas long as it takes to read and write the files"
     )
     if hub_id(model) is not None:
         disk = size(planned.bytes_after + at_once)
