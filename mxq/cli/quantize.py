@@ -25,6 +25,7 @@ Examples:
   mxq quantize Qwen/Qwen3.5-397B-A17B-FP8 ./out
   mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
   mxq quantize Qwen/Qwen3.5-397B-A17B ./out --stream
+  mxq quantize ./Qwen3.5-397B-A17B ./out --device cuda --jobs 16
   mxq quantize /shared/Qwen3.5-397B-A17B /shared/out --executor ray
 """
 
@@ -42,6 +43,13 @@ Examples:
     help="Of a model on the hub, fetch a file of weights when its turn comes, and remove it when it is converted.",
 )
 @jobs_option
+@click.option(
+    "--device",
+    metavar="NAME",
+    default="cpu",
+    show_default=True,
+    help="What quantizes: cpu, cuda for all GPUs (of ROCm, too), or cuda:0,1 for some. The bytes are the same.",
+)
 @click.option(
     "--executor",
     type=click.Choice(["local", "ray"]),
@@ -62,6 +70,7 @@ def command(
     max_shard_size: int,
     stream: bool,
     jobs: int,
+    device: str,
     executor: str,
     ray_address: str | None,
     as_json: bool,
@@ -79,6 +88,7 @@ def command(
     from mxq.checkpoint import Checkpoint, open_headers, resolve
     from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
+    from mxq.convert.devices import named
     from mxq.convert.origin import begun
     from mxq.convert.partial import check
     from mxq.convert.plan import plan
@@ -89,6 +99,9 @@ def command(
         raise UsageError("--ray-address is for --executor ray", "add it, or leave the address out")
     if executor == "ray" and stream:
         raise UsageError("--stream is for --executor local", "without it a model on the hub is downloaded first")
+    if executor == "ray" and device != "cpu":
+        raise UsageError("--device is for --executor local", "nodes of a cluster convert on their CPUs")
+    devices = named(device)
     chosen = recipes.load(recipe)
     options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
     on_hub = hub_id(model) is not None
@@ -101,7 +114,7 @@ def command(
             check(out, planned.bytes_after + at_once, begun(planned, model, stream=stream))
         if not stream:
             planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
-        run(planned, out, model, jobs=jobs, stream=stream, executor=execute)
+        run(planned, out, model, jobs=jobs, devices=devices, stream=stream, executor=execute)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept, dequantized = (
         sum(group.action == action for group in planned.groups.values()) for action in ("keep", "dequantize")

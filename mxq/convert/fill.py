@@ -5,6 +5,7 @@ kernels and writing hold no lock of Python's. Where the cuts are does not depend
 do the bytes.
 """
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,9 +102,16 @@ def copies(source: Checkpoint, name: str) -> Iterator[Copy]:
 
 
 class _Memory(threading.local):
-    """A thread's arrays, used again and again: new memory costs more than the work in it."""
+    """A thread's arrays, used again and again: new memory costs more than the work in it.
+
+    Attributes:
+        thread: a number that no other thread has.
+    """
+
+    _numbers = itertools.count()
 
     def __init__(self) -> None:
+        self.thread = next(self._numbers)
         self._held: dict[str, npt.NDArray[np.uint8]] = {}
 
     def of(self, name: str, count: int) -> npt.NDArray[np.uint8]:

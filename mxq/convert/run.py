@@ -27,7 +27,14 @@ from mxq.progress import note, progress
 
 
 def run(
-    plan: Plan, out: Path, spec: str, *, jobs: int = 1, stream: bool = False, executor: Executor | None = None
+    plan: Plan,
+    out: Path,
+    spec: str,
+    *,
+    jobs: int = 1,
+    devices: tuple[str, ...] = (),
+    stream: bool = False,
+    executor: Executor | None = None,
 ) -> dict[str, Any]:
     """Convert as planned into ``out``, which appears when all of it is written and checked; returns the manifest.
 
@@ -38,6 +45,7 @@ def run(
         out: must not exist or be empty.
         spec: what the user called the source, for manifest and card.
         jobs: how many threads convert.
+        devices: what quantizes, if it is not the CPU's kernel: GPUs, as torch calls them.
         stream: fetch files of weights that are not here one after the other, and remove them when they are done with.
         executor: who makes the files of weights that are all here, if it is not this process.
 
@@ -55,9 +63,9 @@ def run(
         if not partial.published:
             try:
                 if stream:
-                    _stream_tensors(plan, spec, partial, jobs)
+                    _stream_tensors(plan, spec, partial, jobs, devices)
                 else:
-                    _write_tensors(plan, partial, executor or local(jobs))
+                    _write_tensors(plan, partial, executor or local(jobs), devices)
                 _write_beside(plan, spec, partial)
             except (MxqError, OSError):
                 _check_source(plan, made)  # which may be why
@@ -111,23 +119,23 @@ def _write_layers(directory: Path, layers: list[dict[str, Any]]) -> None:
         stream.writelines(json.dumps(layer) + "\n" for layer in layers)
 
 
-def _write_tensors(plan: Plan, partial: Partial, executor: Executor) -> None:
+def _write_tensors(plan: Plan, partial: Partial, executor: Executor, devices: tuple[str, ...]) -> None:
     """Write the shards that are not complete yet."""
-    works = [_work(plan, shard) for shard in plan.shards if shard.file not in partial.journal.shards]
+    works = [_work(plan, shard, devices) for shard in plan.shards if shard.file not in partial.journal.shards]
     total = sum(work.bytes_before for work in works)
     with progress("converting", total, "B") as advance, contextlib.closing(executor(works, partial, advance)) as made:
         for work, checksum, layers in made:
             partial.complete(work.shard.file, checksum, layers)
 
 
-def _stream_tensors(plan: Plan, spec: str, partial: Partial, jobs: int) -> None:
+def _stream_tensors(plan: Plan, spec: str, partial: Partial, jobs: int, devices: tuple[str, ...]) -> None:
     """Write the shards that are not complete yet, with files of the source fetched as they are needed."""
     from mxq.checkpoint.hub_shards import Shards  # which few need
 
     model = hub_id(spec)
     assert model is not None
     shards = Shards(HubId(model.name, plan.source.path.name), partial.source)
-    left = [_work(plan, shard) for shard in plan.shards if shard.file not in partial.journal.shards]
+    left = [_work(plan, shard, devices) for shard in plan.shards if shard.file not in partial.journal.shards]
     feed = Feed(plan.source, [work.groups for work in left], partial.source, shards.fetch)
     works = [dataclasses.replace(work, source=feed.source) for work in left]
     with progress("converting", feed.nbytes + sum(work.bytes_before for work in works), "B") as advance:
@@ -138,6 +146,6 @@ def _stream_tensors(plan: Plan, spec: str, partial: Partial, jobs: int) -> None:
     partial.remove_source()
 
 
-def _work(plan: Plan, shard: Shard) -> Work:
+def _work(plan: Plan, shard: Shard, devices: tuple[str, ...]) -> Work:
     groups = tuple(plan.groups[outputs[0].name] for outputs in shard.groups)
-    return Work(plan.source, plan.recipe.scale_rule, shard, groups)
+    return Work(plan.source, plan.recipe.scale_rule, shard, groups, devices)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from mxq.formats.rules import BLOCK
 from mxq.models.qwen35 import Piece
 from mxq.progress import Advance
 
+if TYPE_CHECKING:
+    from mxq.formats.device_rows import DeviceRows
+
 _ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk to stay in the processor's cache from reading to writing
 _CHUNKS_A_TASK = 16
 _DAMAGED = "the source is damaged: MXFP4 cannot hold such values, and nothing was left behind"
@@ -35,12 +38,15 @@ class Work:
         rule: the scale rule of what is quantized.
         shard: what it holds.
         groups: where that comes from, in the order of the shard.
+        devices: what quantizes, as torch calls them, each for its share of the threads; the CPU's kernel if there are
+            none.
     """
 
     source: Checkpoint
     rule: str
     shard: Shard
     groups: tuple[Group, ...]
+    devices: tuple[str, ...] = ()
 
     @property
     def bytes_before(self) -> int:
@@ -119,7 +125,7 @@ class _Quantize:
         weight, scales = self.group.outputs
         tensor = source.tensors[self.piece.tensor]
         columns, row_bytes = tensor.shape[-1], _row_bytes(source, self.piece)
-        rows = Rows(tensor.dtype, self.work.rule, measured=True)
+        rows = _rows(tensor.dtype, self.work.rule, self.work.devices)
         found = []
         step = _rows_at_once(source, self.piece)
         for start in range(self.start, self.stop, step):
@@ -176,6 +182,14 @@ def _dequantized(source: Checkpoint, name: str) -> Iterator[_Dequantize]:
 def _stored_row_bytes(source: Checkpoint, name: str) -> int:
     tensor = fp8.stored(source).tensors[name]
     return tensor.shape[-1] * SIZES[tensor.dtype]
+
+
+def _rows(kind: str, rule: str, devices: tuple[str, ...]) -> "Rows | DeviceRows":
+    if not devices:
+        return Rows(kind, rule, measured=True)
+    from mxq.formats.device_rows import DeviceRows  # and torch with it
+
+    return DeviceRows(kind, rule, devices[memory.thread % len(devices)])
 
 
 def _row_bytes(source: Checkpoint, piece: Piece) -> int:
