@@ -130,6 +130,17 @@ def test_plan_counts_scales_and_what_grows(moe_fp8: Path) -> None:
     )
 
 
+class OneFile:
+    """A file as if it were elsewhere."""
+
+    def __init__(self, file: Path) -> None:
+        self._data = file.read_bytes()
+        self.size = len(self._data)
+
+    def read(self, start: int, count: int) -> bytes:
+        return self._data[start : start + count]
+
+
 @pytest.mark.parametrize("scales", [torch.bfloat16, torch.float32])
 def test_any_part_of_any_shape_is_read(scales: torch.dtype, tmp_path: Path) -> None:
     """Rows and columns that are no multiples of 128; bytes from any on, to any."""
@@ -152,6 +163,10 @@ def test_any_part_of_any_shape_is_read(scales: torch.dtype, tmp_path: Path) -> N
                 assert torch.equal(view.read_part(name, start, stop), data[start:stop])
         rows = view.read_rows("b.experts.gate_up_proj", 120, 300)
         assert same_bits(rows, expected["b.experts.gate_up_proj"].view(-1, 160)[120:300].to(kind))
+    far = fp8.numbers(Checkpoint.open(tmp_path, {"model.safetensors": OneFile(tmp_path / "model.safetensors")}))
+    (tmp_path / "model.safetensors").rename(tmp_path / "away")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert same_bits(far.read("a.weight"), expected["a.weight"])
     assert "quantization_config" not in source.config
     assert fp8.stored(source).tensors.keys() == tensors.keys() | {"d"}
 

@@ -34,7 +34,11 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--bf16", metavar="MODEL", help="The target as released: a directory, a hub id, or a testbed model.")
+@click.option(
+    "--bf16",
+    metavar="MODEL",
+    help="The target as released, bf16 or block-FP8: a directory, a hub id, or a testbed model.",
+)
 @click.option("--mxfp4", metavar="MODEL", help="Its MXFP4 conversion.")
 @click.option(
     "--spec",
