@@ -111,15 +111,23 @@ def test_verified_without_a_copy_of_the_source(parts: Path, local: Path, hub: Hu
     kept = sum(tensor.nbytes for name, tensor in read_all(local).items() if tensor.dtype is not torch.uint8)
     assert kept < hub.sent("Signature") < kept + 700_000  # and 16 rows of every matrix, and headers
     assert sum(file.stat().st_size for file in (tmp_path / "home").rglob("*") if file.is_file()) < 500_000
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_told_from_a_network_that_is_lost(
+    parts: Path, local: Path, hub: Hub, mxq: Runner, tmp_path: Path
+) -> None:
+    hub.add("org/parts", parts)
+    words = ("--against", "org/parts", "--stream")
     damaged = shutil.copytree(local, tmp_path / "damaged")
     tensors = load_file(file := next(damaged.glob("*-00002-of-*.safetensors")))
     name = next(name for name, tensor in tensors.items() if tensor.dtype is torch.uint8 and f"{name}_scale" in tensors)
     save_file(tensors | {name: tensors[name] ^ 1}, file, {"format": "pt"})
     reseal(damaged)
-    said = json.loads(mxq("verify", damaged, *words[2:], code=3).stdout)
+    said = json.loads(mxq("verify", damaged, *words, "--json", code=3).stdout)
     assert [check["name"] for check in said["checks"] if check["problems"]] == ["source: codes"]
     hub.fail("GET .*Signature", cut(100))
-    fails(mxq, *words[:-1], code=1, reason="the connection broke", first=no_waiting)
+    fails(mxq, "verify", local, *words, code=1, reason="the connection broke", first=no_waiting)
 
 
 @pytest.mark.parametrize(
