@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxq.layouts import aiter as orders
-from mxq.layouts import operands
+from mxq.layouts import operands, permutation
 from mxq.layouts.operands import Experts, Linear
 
 Bytes = npt.NDArray[np.uint8]
@@ -287,6 +287,19 @@ def test_the_inverse_undoes_it_whatever_the_view(name: str, data: st.DataObject)
             assert moved.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not x.size
             assert np.array_equal(moved.cpu().numpy(), out)
             assert np.array_equal(inverse(moved).cpu().numpy(), x)
+
+
+@pytest.mark.parametrize("name", PERMUTATIONS)
+def test_torch_itself_moves_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    layout, inverse, _, _, of_rows, of_columns = PERMUTATIONS[name]
+    x = np.random.default_rng(0).integers(0, 256, (2, 3 * of_rows, 2 * of_columns), np.uint8)
+    monkeypatch.setattr(permutation, "_numpy_can", lambda tensor: False)
+    for tensor in (torch.from_numpy(x), torch.from_numpy(x).mT.contiguous().mT):
+        moved = layout(tensor)
+        assert moved.is_contiguous()
+        assert np.array_equal(moved.numpy(), layout(x))
+        assert np.array_equal(inverse(moved).numpy(), x)
 
 
 # --- whole layers

@@ -168,6 +168,45 @@ def unpad_experts(experts: Experts[Array], hidden: int, intermediate: int) -> Ex
     )
 
 
+def part_of_experts(
+    experts: Experts[Array], *, tp: int = 1, tp_rank: int = 0, ep: int = 1, ep_rank: int = 0
+) -> Experts[Array]:
+    """Return what one GPU has of plain experts: a part of every I (tensor parallel), or some of the experts (EP).
+
+    Args:
+        experts: plain: of no layout, not padded.
+        tp: how many GPUs share I: I / tp is a multiple of 32, since a block has one scale. vLLM rounds down silently.
+        tp_rank: which of them, from 0.
+        ep: how many share E.
+        ep_rank: which of them.
+
+    Returns:
+        Views where that is possible; gate's part, then up's.
+
+    Raises:
+        TypeError: not uint8.
+        ValueError: the sizes cannot be shared like that, there is no such rank, or shapes do not belong together.
+    """
+    what = f"part of experts under TP {tp}, EP {ep}"
+    e, _, i = _check_experts(what, experts)
+    if not (0 <= tp_rank < tp and 0 <= ep_rank < ep):
+        raise ValueError(f"{what}: there is no rank {tp_rank} of {tp}, or no rank {ep_rank} of {ep}")
+    multiple(what, experts.w2.shape, "I", i, 32 * tp)
+    multiple(what, experts.w2.shape, "E", e, ep)
+    own, n = slice(e // ep * ep_rank, e // ep * (ep_rank + 1)), i // tp
+
+    def halves(x: Array) -> Array:
+        both = x.reshape(e, 2, i, x.shape[-1])
+        return both[own, :, n * tp_rank : n * (tp_rank + 1)].reshape(e // ep, 2 * n, x.shape[-1])
+
+    return Experts(
+        halves(experts.w13),
+        halves(experts.w13_scale),
+        experts.w2[own, :, n // 2 * tp_rank : n // 2 * (tp_rank + 1)],
+        experts.w2_scale[own, :, n // 32 * tp_rank : n // 32 * (tp_rank + 1)],
+    )
+
+
 def moe_a4w4(experts: Experts[Array]) -> Experts[Array]:
     """Return TILE16 of the weights and SWZ of the scales, gate's and up's rows left as they are.
 

@@ -45,7 +45,7 @@ class Permutation:
         """
         if isinstance(x, np.ndarray):
             return self._moved(x).reshape(x.shape)
-        if x.device.type == "cpu":
+        if _numpy_can(x):
             import torch
 
             return torch.from_numpy(self._moved(x.numpy())).view(x.shape)
@@ -100,6 +100,10 @@ def padded(x: Array, rows: int, columns: int, fill: int) -> Array:
 def copied(x: Array) -> Array:
     """Return ``x`` as contiguous memory of its own."""
     return np.array(x, order="C") if isinstance(x, np.ndarray) else x.clone(memory_format=_contiguous())
+
+
+def _numpy_can(x: "torch.Tensor") -> bool:
+    return x.device.type == "cpu"
 
 
 def _contiguous() -> "torch.memory_format":
