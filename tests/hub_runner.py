@@ -31,7 +31,7 @@ class Runner:
         self.hub, self.home = hub, home
         self.environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
         self._context = multiprocessing.get_context("forkserver")
-        ours = ("mxq.convert.run", "mxq.convert.requantize", "mxq.checkpoint.hub", "mxq.cli.plan", "hub_runner")
+        ours = ("mxq.convert.run", "mxq.verify.requantize", "mxq.checkpoint.hub", "mxq.cli.plan", "hub_runner")
         self._context.set_forkserver_preload([*ours, "httpx2", "tqdm.auto", "filelock", "yaml"])
 
     def __call__(

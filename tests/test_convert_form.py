@@ -15,9 +15,9 @@ from mxq import decode
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.quantization import quantization_of
 from mxq.cli import main
-from mxq.convert.claims import claims_of
-from mxq.convert.verify import verify
 from mxq.errors import MxqError
+from mxq.verify.claims import claims_of
+from mxq.verify.run import verify
 
 CT = "compressed-tensors"
 MODULE = "model.language_model.layers.1.mlp.up_proj"

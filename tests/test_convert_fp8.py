@@ -28,11 +28,11 @@ from mxq.checkpoint.identity import fingerprint
 from mxq.cli import main
 from mxq.convert import ray_worker, recipe
 from mxq.convert.plan import plan
-from mxq.convert.verify import verify
 from mxq.convert.work import Work
 from mxq.errors import MxqError, UsageError
 from mxq.formats import mxfp4
 from mxq.models import qwen35
+from mxq.verify.run import verify
 
 LAYER = "model.language_model.layers.0."
 OUT_PROJ = f"{LAYER}linear_attn.out_proj.weight"  # [256, 256]: quantized in dense models, kept in MoE

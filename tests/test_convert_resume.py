@@ -22,9 +22,9 @@ from mxq.convert import recipe
 from mxq.convert.journal import Journal
 from mxq.convert.partial import Partial
 from mxq.convert.plan import plan
-from mxq.convert.verify import verify
 from mxq.errors import InterruptedRunError, MxqError, UsageError
 from mxq.files import versions
+from mxq.verify.run import verify
 
 SHARD = 1_000_000
 MOMENTS = ("before_recording", "while_recording", "after_recording", "in_a_shard", "before_a_change")

@@ -19,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.checkpoint.manifest import checksum
+from mxq.checkpoint.staging import staged
 from mxq.checkpoint.writer import ShardWriter, TensorSpec, layout
 from mxq.convert import decide, recipe
-from mxq.convert.manifest import checksum
 from mxq.convert.plan import plan
 from mxq.convert.run import run
-from mxq.convert.staging import staged
-from mxq.convert.verify import verify
 from mxq.errors import MxqError, UsageError
 from mxq.models import qwen35
+from mxq.verify.run import verify
 
 VECTORS = Path(__file__).parent / "data" / "quark_mxfp4_even.npz"
 

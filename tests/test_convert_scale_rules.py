@@ -15,8 +15,8 @@ from mxq.checkpoint.quantization import quantization_of
 from mxq.convert import recipe
 from mxq.convert.plan import plan
 from mxq.convert.run import run
-from mxq.convert.verify import verify
 from mxq.formats.rules import RULES
+from mxq.verify.run import verify
 
 DATA = Path(__file__).parent / "data"
 WEIGHT = "model.language_model.layers.1.mlp.down_proj"

@@ -20,6 +20,7 @@ LAYERS = [
     {"errors", "files", "progress"},
     {"formats", "models", "testbed"},
     {"checkpoint", "decode", "engines", "layouts", "stats", "workloads"},
+    {"verify"},
     {"convert", "evaluate", "hardware", "report"},
     {"cli"},
 ]

@@ -35,7 +35,7 @@ def command(model: str, worst: int | None, as_json: bool) -> None:
     DIR may also be a model's id on the Hugging Face hub, or a testbed model.
     """
     from mxq.checkpoint import open_headers
-    from mxq.convert.beside import LAYERS
+    from mxq.checkpoint.beside import LAYERS
 
     checkpoint = open_headers(model, LAYERS)
     layers = [] if worst is None else _worst(checkpoint.path, worst)
@@ -50,8 +50,8 @@ def command(model: str, worst: int | None, as_json: bool) -> None:
 
 def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     from mxq.checkpoint.fp8 import SCALE, block_size, is_fp8
-    from mxq.convert.structure import modules
     from mxq.models import qwen35
+    from mxq.verify.structure import modules
 
     fp8 = block_size(checkpoint) if is_fp8(checkpoint.config) else None
     packed = {module.piece.tensor for module in modules(checkpoint).values() if module.scale}
@@ -87,9 +87,9 @@ def _facts(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def _worst(path: Path, count: int) -> list[dict[str, Any]]:
+    from mxq.checkpoint.beside import LAYERS
     from mxq.checkpoint.headers import parse_json
     from mxq.checkpoint.reader import inside
-    from mxq.convert.beside import LAYERS
 
     file = path / LAYERS
     if not inside(path, LAYERS).is_file():

@@ -12,7 +12,7 @@ from mxq.errors import MismatchError, UsageError
 from mxq.progress import printable
 
 if TYPE_CHECKING:
-    from mxq.convert.findings import Report
+    from mxq.verify.findings import Report
 
 _EPILOG = """\b
 Checked, whoever made it: headers and index against the files; codes against
@@ -66,7 +66,7 @@ def command(
     """Check the quantized checkpoint in DIRECTORY, against its source if given."""
     from mxq.checkpoint import open_headers, resolve
     from mxq.checkpoint.resolve import hub_id
-    from mxq.convert.verify import verify
+    from mxq.verify.run import verify
 
     if stream and (against is None or hub_id(against) is None):
         raise UsageError("--stream is for a source on the hub", "give its id with --against, or leave --stream out")
@@ -79,7 +79,7 @@ def command(
     done = None
     try:
         if out is not None:
-            from mxq.convert.fix import fix
+            from mxq.verify.fix import fix
 
             done = fix(directory, out, report, source, rows=rows, seed=seed)
     finally:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from mxq.checkpoint import Checkpoint, TensorInfo
-from mxq.convert.beside import DEQUANTIZED
+from mxq.checkpoint.beside import DEQUANTIZED
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import UsageError
 from mxq.formats.rules import BLOCK
@@ -13,44 +13,6 @@ from mxq.models.qwen35 import Piece
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
 _AITER_COLUMNS, _AITER_ROWS = 256, 32
-
-
-def base_name(tensor: str) -> str:
-    """Return the name that recipes and ``exclude`` use: the module's, or that of a bare parameter."""
-    return tensor.removesuffix(".weight").removesuffix(".bias")
-
-
-def check_complete(source: Checkpoint, held: dict[str, list[Piece]]) -> None:
-    """Make sure that the tensors are those of as many layers and experts as config.json says.
-
-    Raises:
-        UsageError: some are missing or too many.
-    """
-    config = qwen35.text_config(source.config)
-    numbers: set[str] = set()
-    experts: dict[str, set[str]] = defaultdict(set)
-    for name, pieces in held.items():
-        layer = name.partition("layers.")[2].partition(".")[0]
-        if qwen35.part(name) == "text" and layer.isdecimal():
-            numbers.add(layer)
-        for piece in pieces:
-            block = qwen35.experts_module(piece.module)
-            if block is not None:
-                experts[block].add(piece.module.removeprefix(block + "."))
-    layers = config.get("num_hidden_layers")
-    if not isinstance(layers, int) or len(numbers) != layers or numbers != set(map(str, range(layers))):
-        raise UsageError(
-            f"{source.path}: config.json says {layers} layers, the tensors are of {len(numbers)}",
-            "the checkpoint is incomplete or its config.json is of another model",
-        )
-    for block, found in experts.items():
-        count = config.get("num_experts")
-        present = {module.partition(".")[0] for module in found}
-        if len(present) != count:
-            raise UsageError(f"{source.path}: config.json says {count} experts, but {block} has {len(present)}")
-        wanted = {f"{expert}.{part}_proj" for expert in range(len(present)) for part in ("gate", "up", "down")}
-        if missing := wanted - found:
-            raise UsageError(f"{source.path}: {block}.{min(missing)} is missing", "the checkpoint is incomplete")
 
 
 def rules(source: Checkpoint, recipe: Recipe, family: str, held: dict[str, list[Piece]]) -> dict[str, Rule]:
@@ -88,7 +50,7 @@ def rules(source: Checkpoint, recipe: Recipe, family: str, held: dict[str, list[
 
 
 def _modules(name: str, held: dict[str, list[Piece]]) -> Iterable[str]:
-    return [piece.module for piece in held[name]] or [base_name(name)]
+    return [piece.module for piece in held[name]] or [qwen35.base_name(name)]
 
 
 def _rule(source: Checkpoint, recipe: Recipe, family: str, module: str, used: set[Rule]) -> Rule:

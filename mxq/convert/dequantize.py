@@ -5,7 +5,7 @@ all else is copied byte for byte, and config.json loses its ``quantization_confi
 computes what one with MXFP4 weights computes, up to the order of sums. Activations stay as they are: where the
 checkpoint quantizes them too (W4A4), that is not simulated.
 
-Whatever tool made the checkpoint, it is read as :mod:`mxq.convert.opening` reads it, and refused if anything is wrong
+Whatever tool made the checkpoint, it is read as :mod:`mxq.verify.opening` reads it, and refused if anything is wrong
 with it that headers and config show.
 """
 
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.beside import copied_files
 from mxq.checkpoint.reader import read_config
 from mxq.checkpoint.writer import Shard, TensorSpec, layout
-from mxq.convert import structure
-from mxq.convert.beside import copied_files
-from mxq.convert.claims import claims_of
-from mxq.convert.findings import CONVERT_AGAIN, Report
-from mxq.convert.opening import open_checked
 from mxq.convert.plan import DEFAULT_SHARD_SIZE
-from mxq.convert.structure import Module
 from mxq.errors import MxqError, UsageError
 from mxq.models import qwen35
+from mxq.verify import structure
+from mxq.verify.claims import claims_of
+from mxq.verify.findings import CONVERT_AGAIN, Report
+from mxq.verify.opening import open_checked
+from mxq.verify.structure import Module
 
 EXPERTS = ("published", "fused", "per-expert")
 """How routed experts that are packed can be written."""

@@ -11,9 +11,10 @@ import yaml
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.identity import fingerprint
+from mxq.checkpoint.manifest import checksums
 from mxq.checkpoint.resolve import commit, hub_id
 from mxq.convert.dequantize import Plan
-from mxq.convert.manifest import checksums, source_name
+from mxq.convert.manifest import source_name
 from mxq.files import versions
 
 FORMAT = 1

@@ -10,22 +10,22 @@ from typing import Any
 import torch
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.beside import CARD, DEQUANTIZED, copied_files, left_files
 from mxq.checkpoint.headers import parse_json
+from mxq.checkpoint.manifest import checksum
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.writer import ShardWriter, TensorSpec, index
 from mxq.convert import dequantize_facts
-from mxq.convert.beside import CARD, DEQUANTIZED, copied_files, left_files
-from mxq.convert.declared import contradictions
 from mxq.convert.dequantize import Plan
 from mxq.convert.fill import Copy, copies, fill
-from mxq.convert.manifest import checksum
 from mxq.convert.origin import changes, files
 from mxq.convert.partial import Partial, SpoiledError, held
-from mxq.convert.structure import Module
 from mxq.errors import MxqError
 from mxq.files import write_json
 from mxq.formats import tables
 from mxq.progress import note, progress
+from mxq.verify.declared import contradictions
+from mxq.verify.structure import Module
 
 _ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk to stay in the processor's cache from reading to writing
 _BF16_BYTES = 2

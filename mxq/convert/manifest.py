@@ -5,17 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint.fp8 import block_size, stored
-from mxq.checkpoint.headers import read_json
 from mxq.checkpoint.identity import fingerprint
-from mxq.checkpoint.reader import inside
+from mxq.checkpoint.manifest import FORMAT, checksums
 from mxq.checkpoint.resolve import commit, hub_id
-from mxq.convert.beside import MANIFEST
 from mxq.convert.plan import Plan
-from mxq.errors import MxqError
-from mxq.files import sha256_file, versions
-from mxq.progress import progress
-
-FORMAT = 1
+from mxq.files import versions
 
 
 def source_name(spec: str) -> str:
@@ -24,21 +18,6 @@ def source_name(spec: str) -> str:
     if model is not None:
         return model.name
     return spec if spec.startswith("testbed:") else Path(spec).resolve().name
-
-
-def checksums(files: list[Path]) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of each file, by its name."""
-    found: dict[str, dict[str, Any]] = {}
-    with progress("checksums", sum(file.stat().st_size for file in files), "B") as advance:
-        for file in files:
-            found[file.name] = checksum(file)
-            advance(found[file.name]["bytes"])
-    return found
-
-
-def checksum(file: Path) -> dict[str, Any]:
-    """Return the size and SHA-256 of a file."""
-    return {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
 
 
 def origin(plan: Plan, spec: str) -> dict[str, Any]:
@@ -90,20 +69,3 @@ def build(plan: Plan, spec: str, directory: Path, known: Mapping[str, dict[str, 
             for tensor in group.outputs
         },
     }
-
-
-def read(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of a checkpoint's directory, None if it has none.
-
-    Raises:
-        MxqError: it is not one that this version reads.
-    """
-    file = inside(path, MANIFEST)
-    if not file.exists():
-        return None
-    manifest = read_json(file)
-    if manifest.get("format") != FORMAT:
-        raise MxqError(
-            f"{file} is of format {manifest.get('format')!r}; this mxq reads {FORMAT}", "use the mxq it names"
-        )
-    return manifest

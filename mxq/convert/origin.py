@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint import Checkpoint, TensorInfo
+from mxq.checkpoint.beside import copied_files
 from mxq.checkpoint.fp8 import stored
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.convert import manifest
-from mxq.convert.beside import copied_files
 from mxq.convert.journal import differences
 from mxq.convert.plan import Plan
 from mxq.errors import MxqError

@@ -24,9 +24,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from mxq.checkpoint import manifest, staging
+from mxq.checkpoint.beside import DEQUANTIZED, MANIFEST
 from mxq.checkpoint.resolve import LEFTOVERS
-from mxq.convert import manifest, staging
-from mxq.convert.beside import DEQUANTIZED, MANIFEST
 from mxq.convert.journal import Journal, begun, published, recorded, refuse_unlike
 from mxq.convert.lock import LOCK, locked, refuse_locked
 from mxq.errors import InterruptedRunError, MxqError, UsageError
@@ -254,8 +254,8 @@ def check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
         conversion: as for :func:`held`, or a part of it.
 
     Raises:
-        UsageError: ``out`` cannot be written, as :func:`mxq.convert.staging.check`; its partial directory is of another
-            conversion, holds something else, or is in use.
+        UsageError: ``out`` cannot be written, as :func:`mxq.checkpoint.staging.check`; its partial directory is of
+            another conversion, holds something else, or is in use.
         MxqError: the disk has no room; the journal is damaged.
     """
     out = out.resolve()

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from mxq.checkpoint import Checkpoint, TensorInfo, fp8
+from mxq.checkpoint.beside import copied_files
 from mxq.checkpoint.quantization import FORMS, exclude_entries, packed_name
 from mxq.checkpoint.writer import Shard, TensorSpec, layout
 from mxq.convert import decide
-from mxq.convert.beside import copied_files
-from mxq.convert.decide import base_name
-from mxq.convert.declared import contradictions
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import MxqError, UsageError
 from mxq.files import size
 from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
-from mxq.models.qwen35 import Piece
+from mxq.models.qwen35 import Piece, base_name
+from mxq.verify.complete import check_complete
+from mxq.verify.declared import contradictions
 
 EXPERTS = ("per-expert", "fused")
 DEFAULT_SHARD_SIZE = 5_000_000_000
@@ -172,7 +172,7 @@ def plan(
         held = {name: qwen35.pieces(name, tensor.shape) for name, tensor in source.tensors.items()}
     except ValueError as error:
         raise MxqError(f"{source.path}: {error}", "the checkpoint is damaged: get it again") from None
-    decide.check_complete(source, held)
+    check_complete(source, held)
     rules = decide.rules(source, recipe, family, held)
     if wrong := contradictions(source):
         raise UsageError(f"{source.path}: {wrong[0]}", "put the config.json back that belongs to these weights")

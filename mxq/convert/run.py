@@ -8,12 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mxq.checkpoint.beside import CARD, LAYERS, MANIFEST, copied_files, left_files
+from mxq.checkpoint.manifest import checksum
+from mxq.checkpoint.manifest import read as read_manifest
 from mxq.checkpoint.quantization import config_for
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.resolve import HubId, hub_id
 from mxq.checkpoint.writer import Shard, index
-from mxq.convert import manifest, structure
-from mxq.convert.beside import CARD, LAYERS, MANIFEST, copied_files, left_files
+from mxq.convert import manifest
 from mxq.convert.card import card
 from mxq.convert.executors import Executor, local
 from mxq.convert.origin import changes, conversion
@@ -24,6 +26,7 @@ from mxq.convert.work import Work
 from mxq.errors import MxqError
 from mxq.files import write_json
 from mxq.progress import note, progress
+from mxq.verify import structure
 
 
 def run(
@@ -72,7 +75,7 @@ def run(
                 raise
             _check_source(plan, made)
             partial.publish()
-        facts = manifest.read(partial.out)
+        facts = read_manifest(partial.out)
     assert facts is not None
     return facts
 
@@ -92,7 +95,7 @@ def _write_beside(plan: Plan, spec: str, partial: Partial) -> None:
     facts = manifest.build(plan, spec, directory, known)
     written = directory / CARD
     written.write_text(card(facts, layers), encoding="utf-8")  # from the manifest, and then itself a file of it
-    facts["files"][written.name] = manifest.checksum(written)
+    facts["files"][written.name] = checksum(written)
     write_json(directory / MANIFEST, facts)
     problems = structure.problems_of(directory)
     if problems:
@@ -124,8 +127,8 @@ def _write_tensors(plan: Plan, partial: Partial, executor: Executor, devices: tu
     works = [_work(plan, shard, devices) for shard in plan.shards if shard.file not in partial.journal.shards]
     total = sum(work.bytes_before for work in works)
     with progress("converting", total, "B") as advance, contextlib.closing(executor(works, partial, advance)) as made:
-        for work, checksum, layers in made:
-            partial.complete(work.shard.file, checksum, layers)
+        for work, known, layers in made:
+            partial.complete(work.shard.file, known, layers)
 
 
 def _stream_tensors(plan: Plan, spec: str, partial: Partial, jobs: int, devices: tuple[str, ...]) -> None:
@@ -141,8 +144,8 @@ def _stream_tensors(plan: Plan, spec: str, partial: Partial, jobs: int, devices:
     with progress("converting", feed.nbytes + sum(work.bytes_before for work in works), "B") as advance:
         for work in works:
             batches = functools.partial(feed.batches, advance=advance)
-            checksum, layers = work.make(partial.directory, jobs, advance, batches)
-            partial.complete(work.shard.file, checksum, layers)
+            known, layers = work.make(partial.directory, jobs, advance, batches)
+            partial.complete(work.shard.file, known, layers)
     partial.remove_source()
 
 

@@ -201,6 +201,11 @@ def fused_module(module: str) -> str | None:
     return f"{prefix}.{_FUSED_OF[last]}" if last in _FUSED_OF else None
 
 
+def base_name(tensor: str) -> str:
+    """Return the name that recipes and ``exclude`` use: the module's, or that of a bare parameter."""
+    return tensor.removesuffix(".weight").removesuffix(".bias")
+
+
 def engine_name(name: str) -> str:
     """Return vLLM's name for a module of the checkpoint (``model.language_model.X`` -> ``language_model.model.X``).
 

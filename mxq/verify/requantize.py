@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 import torch
 
 from mxq.checkpoint import Checkpoint, fp8
-from mxq.convert.findings import Problem, about
-from mxq.convert.misread import diagnose
-from mxq.convert.structure import Module, modules
 from mxq.errors import MxqError
 from mxq.formats import elements, mxfp4
 from mxq.formats.rules import RULES
 from mxq.progress import progress
+from mxq.verify.findings import Problem, about
+from mxq.verify.misread import diagnose
+from mxq.verify.structure import Module, modules
 
 FLOOR_DB = 10.0
 """Lowest SQNR of a matrix that was quantized to MXFP4 and is read right."""

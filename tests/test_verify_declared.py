@@ -13,10 +13,10 @@ from conversion import convert
 from mxq import testbed
 from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.convert import recipe
-from mxq.convert.declared import contradictions
 from mxq.convert.plan import plan
-from mxq.convert.verify import verify
 from mxq.errors import UsageError
+from mxq.verify.declared import contradictions
+from mxq.verify.run import verify
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
 

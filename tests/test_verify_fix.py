@@ -12,9 +12,9 @@ import torch
 from checkpoints import Tensors, edit_json, metadata, raw_headers, read_all, reseal, rewrite
 from safetensors.torch import save_file
 
-from mxq.convert.fix import fix
-from mxq.convert.verify import verify
 from mxq.errors import MismatchError, UsageError
+from mxq.verify.fix import fix
+from mxq.verify.run import verify
 
 INDEX = "model.safetensors.index.json"
 

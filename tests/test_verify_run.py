@@ -13,8 +13,8 @@ import torch
 from checkpoints import Tensors, edit_json, read_all, reseal, rewrite
 from conversion import convert
 
-from mxq.convert.verify import verify
 from mxq.errors import MxqError, UsageError
+from mxq.verify.run import verify
 
 DENSE = "model.language_model.layers.1."
 EXPERTS = "model.language_model.layers.2.mlp.experts"

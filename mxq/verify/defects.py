@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable
 
 from mxq.checkpoint.quantization import Claims
 from mxq.checkpoint.quark import Quark
-from mxq.convert.claims import AutoRound
-from mxq.convert.findings import Problem, about
-from mxq.convert.opening import Opened
 from mxq.models import qwen35
 from mxq.models.qwen35 import Role
+from mxq.verify.claims import AutoRound
+from mxq.verify.findings import Problem, about
+from mxq.verify.opening import Opened
 
 _NEVER_PACKED = frozenset({Role.ROUTER, Role.NORM, Role.EMBEDDING, Role.GDN_STATE, Role.VISION, Role.OTHER})
 _SCALE = "_scale"
@@ -61,7 +61,7 @@ def of(opened: Opened, claims: Claims, packed: Collection[str], modules: Collect
 
 
 def _can_list(claims: Claims) -> bool:
-    """Tell whether :mod:`mxq.convert.fix` can write what is not quantized in this form."""
+    """Tell whether :mod:`mxq.verify.fix` can write what is not quantized in this form."""
     return not isinstance(claims, AutoRound)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.checkpoint.headers import read_header, read_json
 from mxq.checkpoint.reader import INDEX, SINGLE, inside, read_config
-from mxq.convert.findings import CONVERT_AGAIN, Problem, Report, about, first
 from mxq.errors import MxqError
+from mxq.verify.findings import CONVERT_AGAIN, Problem, Report, about, first
 
 _PACKED = "_packed"
 _GET_AGAIN = "download or convert it again"

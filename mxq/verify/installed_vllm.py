@@ -1,6 +1,6 @@
 """Asks the vLLM that is installed, by its own function, what it will take for quantized.
 
-The rules that mxq knows are those of vLLM 0.32 (:mod:`mxq.convert.claims`); another version's may differ.
+The rules that mxq knows are those of vLLM 0.32 (:mod:`mxq.verify.claims`); another version's may differ.
 """
 
 import importlib
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mxq.checkpoint.quantization import Claims
-from mxq.convert.findings import Report, about
 from mxq.models import qwen35
+from mxq.verify.findings import Report, about
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _MODULES = {"quark": f"{_QUANTIZATION}.quark.utils", "compressed-tensors": f"{_QUANTIZATION}.compressed_tensors.utils"}

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from mxq.checkpoint import Checkpoint, TensorInfo
 from mxq.checkpoint.quantization import Claims
-from mxq.convert import defects
-from mxq.convert.claims import claims_of
-from mxq.convert.decide import check_complete
-from mxq.convert.declared import contradictions
-from mxq.convert.findings import CONVERT_AGAIN, Problem, Report, about
-from mxq.convert.opening import Opened, open_checked
 from mxq.errors import MxqError, UsageError
 from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
+from mxq.verify import defects
+from mxq.verify.claims import claims_of
+from mxq.verify.complete import check_complete
+from mxq.verify.declared import contradictions
+from mxq.verify.findings import CONVERT_AGAIN, Problem, Report, about
+from mxq.verify.opening import Opened, open_checked
 
 _SCALE = "_scale"
 

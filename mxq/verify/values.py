@@ -6,10 +6,10 @@ import torch
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.headers import DTYPES
-from mxq.convert.findings import Problem, Report, about
-from mxq.convert.structure import fit, scales_of
 from mxq.formats.mxfp4 import BLOCK
 from mxq.progress import Advance, progress
+from mxq.verify.findings import Problem, Report, about
+from mxq.verify.structure import fit, scales_of
 
 _BYTES_AT_ONCE = 16 << 20
 _NAN = 255

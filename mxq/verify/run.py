@@ -6,18 +6,18 @@ Whoever made it: what mxq writes has a manifest, and is held against that too.
 from pathlib import Path
 from typing import Any
 
-from mxq.checkpoint import Checkpoint
+from mxq.checkpoint import Checkpoint, manifest
+from mxq.checkpoint.beside import DEQUANTIZED, LAYERS, MANIFEST
 from mxq.checkpoint.headers import open_regular
 from mxq.checkpoint.reader import inside
-from mxq.convert import manifest, structure
-from mxq.convert.beside import DEQUANTIZED, LAYERS, MANIFEST
-from mxq.convert.compare import compare
-from mxq.convert.findings import CONVERT_AGAIN, Problem, Report
-from mxq.convert.installed_vllm import check_vllm
-from mxq.convert.opening import Opened, open_checked
-from mxq.convert.values import check_values
 from mxq.errors import MxqError, UsageError
 from mxq.formats.rules import RULES
+from mxq.verify import structure
+from mxq.verify.compare import compare
+from mxq.verify.findings import CONVERT_AGAIN, Problem, Report
+from mxq.verify.installed_vllm import check_vllm
+from mxq.verify.opening import Opened, open_checked
+from mxq.verify.values import check_values
 
 
 def verify(path: Path, against: Path | Checkpoint | None = None, *, rows: int = 16, seed: int = 0) -> Report:

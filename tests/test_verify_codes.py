@@ -12,12 +12,12 @@ import torch
 from checkpoints import Tensors, read_all, rewrite
 from conversion import convert
 
-from mxq.convert import misread
-from mxq.convert.findings import Problem
-from mxq.convert.requantize import FLOOR_DB
-from mxq.convert.verify import verify
 from mxq.formats import mxfp4
 from mxq.formats.rules import RULES
+from mxq.verify import misread
+from mxq.verify.findings import Problem
+from mxq.verify.requantize import FLOOR_DB
+from mxq.verify.run import verify
 
 LAYER = "model.language_model.layers.1."
 UP, DOWN = LAYER + "mlp.up_proj", LAYER + "mlp.down_proj"

@@ -8,8 +8,8 @@ import pytest
 from checkpoints import edit_json
 from conversion import convert
 
-from mxq.convert.verify import verify
 from mxq.models import qwen35
+from mxq.verify.run import verify
 
 _QUARK = """
 from vllm_matching import should_ignore_layer

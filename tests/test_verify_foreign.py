@@ -13,9 +13,9 @@ import torch
 from checkpoints import Tensors, edit_json, read_all, rewrite
 from safetensors.torch import save_file
 
-from mxq.convert.findings import Problem, Report
-from mxq.convert.verify import verify
 from mxq.formats import mxfp4
+from mxq.verify.findings import Problem, Report
+from mxq.verify.run import verify
 
 LAYER = "model.language_model.layers.1."
 MTP_EXPERTS = "mtp.layers.0.mlp.experts"

@@ -12,9 +12,9 @@ from test_checkpoint_quantization import MTP, TARGET
 from mxq.checkpoint.compressed_tensors import CompressedTensors
 from mxq.checkpoint.quantization import Claims, exclude_entries
 from mxq.checkpoint.quark import Quark, quark_config
-from mxq.convert.claims import AutoRound, claims_of
 from mxq.errors import MxqError
 from mxq.models import qwen35
+from mxq.verify.claims import AutoRound, claims_of
 
 WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
 MODULES = [*TARGET, *(name for name in MTP if not name.endswith("gate_up_proj"))]

@@ -7,18 +7,17 @@ from typing import Any
 
 import torch
 
-from mxq.checkpoint import Checkpoint, fp8
+from mxq.checkpoint import Checkpoint, fp8, manifest
+from mxq.checkpoint.beside import copied_files
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.quantization import Claims
-from mxq.convert import manifest
-from mxq.convert.beside import copied_files
-from mxq.convert.findings import Problem, Report, about
-from mxq.convert.requantize import requantize
-from mxq.convert.structure import Module, modules, scales_of
 from mxq.files import sha256_file
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
 from mxq.progress import progress
+from mxq.verify.findings import Problem, Report, about
+from mxq.verify.requantize import requantize
+from mxq.verify.structure import Module, modules, scales_of
 
 _BYTES_AT_ONCE = 16 << 20
 _ROWS_AT_ONCE = 4096

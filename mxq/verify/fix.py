@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.beside import CARD, MANIFEST, copied_files, left_files
 from mxq.checkpoint.headers import encode_header, parse_json
 from mxq.checkpoint.quantization import exclude_entries
 from mxq.checkpoint.quark import Quark, quark_config
 from mxq.checkpoint.reader import INDEX, SINGLE, inside
+from mxq.checkpoint.staging import staged
 from mxq.checkpoint.writer import index_of
-from mxq.convert.beside import CARD, MANIFEST, copied_files, left_files
-from mxq.convert.claims import claims_of
-from mxq.convert.decide import base_name
-from mxq.convert.findings import Report
-from mxq.convert.opening import Opened, open_checked
-from mxq.convert.staging import staged
-from mxq.convert.structure import found_packed, modules
-from mxq.convert.verify import verify
 from mxq.errors import MismatchError, UsageError
 from mxq.files import write_json
 from mxq.models import qwen35
+from mxq.models.qwen35 import base_name
 from mxq.progress import note, progress
+from mxq.verify.claims import claims_of
+from mxq.verify.findings import Report
+from mxq.verify.opening import Opened, open_checked
+from mxq.verify.run import verify
+from mxq.verify.structure import found_packed, modules
 
 _BYTES_AT_ONCE = 16 << 20
 
@@ -39,15 +39,15 @@ def fix(
     Args:
         path: a quantized checkpoint.
         out: must not exist or be empty; it appears when it is complete and verified.
-        report: what :func:`mxq.convert.verify.verify` found in ``path``.
-        against: as for :func:`mxq.convert.verify.verify`, which the result has to pass.
+        report: what :func:`mxq.verify.run.verify` found in ``path``.
+        against: as for :func:`mxq.verify.run.verify`, which the result has to pass.
         rows: see ``against``.
         seed: see ``against``.
 
     Raises:
-        UsageError: there is nothing to fix, or as :func:`mxq.convert.staging.staged`.
+        UsageError: there is nothing to fix, or as :func:`mxq.checkpoint.staging.staged`.
         MismatchError: a problem lies in the weights, or mxq made the checkpoint; nothing was written.
-        MxqError, InterruptedRunError: as :func:`mxq.convert.staging.staged`.
+        MxqError, InterruptedRunError: as :func:`mxq.checkpoint.staging.staged`.
     """
     problems = report.problems
     if not problems:

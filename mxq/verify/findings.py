@@ -16,7 +16,7 @@ class Problem:
         what: what is wrong and where, with the first of its places and their number.
         fix: what to do.
         places: the names of all modules, tensors or files that it is about.
-        rewritable: :mod:`mxq.convert.fix` can put it right, without touching a weight.
+        rewritable: :mod:`mxq.verify.fix` can put it right, without touching a weight.
     """
 
     what: str

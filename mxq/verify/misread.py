@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 
 from mxq.checkpoint import Checkpoint
-from mxq.convert.structure import Module
 from mxq.formats import mxfp4
 from mxq.models import qwen35
+from mxq.verify.structure import Module
 
 _ROWS = 256  # enough to know a matrix again, and whole tiles of AITER's layouts
 _BETTER_DB = 3.0  # what an explanation has to gain

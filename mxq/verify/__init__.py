@@ -1,0 +1,1 @@
+"""Is a checkpoint right? Whoever made it: files, tensors, config, values, and what it was made from."""
