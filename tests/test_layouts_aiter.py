@@ -257,17 +257,18 @@ def test_the_inverse_undoes_it_whatever_the_view(name: str, data: st.DataObject)
     layout, inverse, _, _, of_rows, of_columns = PERMUTATIONS[name]
     leading = data.draw(st.lists(st.integers(0, 3), max_size=2))
     rows, columns = (of * data.draw(st.integers(1, 3)) for of in (of_rows, of_columns))
-    seed = data.draw(st.integers(0, 99))
+    shape, seed = (*leading, rows, columns), data.draw(st.integers(0, 99))
     made = np.random.default_rng(seed).integers(0, 256, (*leading, rows + 3, 2 * columns + 1), np.uint8)
-    view = data.draw(st.sampled_from(["whole", "strided", "shifted", "transposed", "reversed"]))
+    view = data.draw(st.sampled_from(["whole", "unaligned", "strided", "shifted", "transposed", "reversed"]))
     x = {
         "whole": lambda: made[..., :rows, :columns].copy(),
+        "unaligned": lambda: np.append(0, made[..., :rows, :columns]).astype(np.uint8)[1:].reshape(shape),
         "strided": lambda: made[..., 1 : rows + 1, : 2 * columns : 2],
         "shifted": lambda: made[..., 3 : rows + 3, 1 : columns + 1],
         "transposed": lambda: made[..., :rows, :columns].swapaxes(-1, -2).copy().swapaxes(-1, -2),
         "reversed": lambda: made[..., rows - 1 :: -1, columns - 1 :: -1],
     }[view]()
-    assert x.shape == (*leading, rows, columns)
+    assert x.shape == shape
     before = x.copy()
     out = layout(x)
     assert out.shape == x.shape

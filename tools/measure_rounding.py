@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"`{shlex.join(['python', 'tools/measure_rounding.py', *(sys.argv[1:] if argv is None else argv)])}`",
         "",
         "AITER's a4w4 kernels for experts and its dense ones in assembly quantize activations by `rceil` "
-        "(from 0.1.16), vLLM's emulation and AITER's Triton kernel for dense layers by `even`: outputs of the two cannot be equal.",
+        "(from 0.1.16), vLLM's emulation and AITER's Triton kernel for dense layers by `even`: outputs of the two "
+        "cannot be equal.",
         "",
         "Norm of the difference between two outputs for a token, in percent of the output's with the same MXFP4 "
         "weights and activations in bfloat16: median over tokens (10th–90th percentile).",

@@ -6,7 +6,7 @@ function          kernels                                 who calls them
 `dense_asm`       ``gemm_a4w4``, assembly and CK          vLLM 0.32 with ``VLLM_ROCM_USE_AITER_FP4_ASM_GEMM=1``
 `dense_triton`    ``gemm_afp4wfp4_preshuffle``,           (vLLM's default, ``gemm_afp4wfp4``, reads plain bytes)
                   ``gemm_a16wfp4_preshuffle``
-`moe_a4w4`        ``fused_moe`` in gate mode              Quark's W4A4 in vLLM (from 0.16) and SGLang
+`moe_a4w4`        ``fused_moe`` in gate mode              Quark's W4A4 in vLLM and SGLang
                   "separated": assembly, CK, FlyDSL
 `moe_interleaved` ``fused_moe`` in gate mode              gpt-oss and other a16w4 and a8w4
                   "interleave": CK-Tile
