@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import foreign
-import numpy as np
 import pytest
 import torch
 from checkpoints import Tensors, read_all, rewrite
@@ -14,7 +13,7 @@ from conversion import convert
 
 from mxq.formats import mxfp4
 from mxq.formats.rules import RULES
-from mxq.verify import misread
+from mxq.layouts import aiter as orders
 from mxq.verify.findings import Problem
 from mxq.verify.requantize import FLOOR_DB
 from mxq.verify.run import verify
@@ -180,25 +179,6 @@ def shuffled_weight(packed: torch.Tensor) -> torch.Tensor:
     return shuffled.view(rows, width)
 
 
-def shuffled_scale(scale: torch.Tensor) -> torch.Tensor:
-    """AITER's e8m0_shuffle: the inverse of what is undone, which golden bytes hold to AITER's."""
-    order = torch.arange(scale.numel()).view(scale.shape)
-    shuffled = torch.empty_like(scale)
-    places = misread.unshuffled_scale(order)
-    shuffled.view(-1)[places] = scale
-    return shuffled
-
-
-def test_layouts_are_aiters() -> None:
-    golden = {
-        name: torch.from_numpy(array)
-        for name, array in np.load(Path(__file__).parent / "data" / "aiter_layouts.npz").items()
-    }
-    assert torch.equal(shuffled_weight(golden["weight"]), golden["weight_shuffled"])
-    assert torch.equal(misread.unshuffled_weight(golden["weight_shuffled"]), golden["weight"])
-    assert torch.equal(misread.unshuffled_scale(golden["scale_shuffled"]), golden["scale"])
-
-
 @pytest.mark.parametrize(
     ("weight", "scale", "words"),
     [(True, False, "the codes are"), (False, True, "the scales are"), (True, True, "codes and scales are")],
@@ -210,7 +190,7 @@ def test_layouts_of_kernels_in_the_file(
         if weight:
             tensors[f"{UP}.weight"] = shuffled_weight(tensors[f"{UP}.weight"])
         if scale:
-            tensors[f"{UP}.weight_scale"] = shuffled_scale(tensors[f"{UP}.weight_scale"])
+            tensors[f"{UP}.weight_scale"] = orders.swz(tensors[f"{UP}.weight_scale"])
 
     (problem,) = found(defective(dense, tmp_path, shuffle), dense_source)[0]
     assert problem.what.startswith(f"{UP} (")
@@ -222,7 +202,7 @@ def test_scales_in_another_order_everywhere_are_not_taken_for_tuning(
 ) -> None:
     def shuffle(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.endswith("_scale")]:
-            tensors[name] = shuffled_scale(tensors[name])
+            tensors[name] = orders.swz(tensors[name])
 
     (problem,) = found(defective(dense, tmp_path, shuffle), dense_source, rows=16)[0]
     assert len(problem.places) == 25

@@ -11,6 +11,7 @@ import torch
 
 from mxq.checkpoint import Checkpoint
 from mxq.formats import mxfp4
+from mxq.layouts import aiter as orders
 from mxq.models import qwen35
 from mxq.verify.structure import Module
 
@@ -56,18 +57,6 @@ def diagnose(
     return None
 
 
-def unshuffled_weight(packed: torch.Tensor) -> torch.Tensor:
-    """Return codes [N, K/2] from AITER's order (``shuffle_weight``, 16 x 16); N % 16 and K % 64 are 0."""
-    rows, width = packed.shape
-    return packed.view(rows // 16, width // 32, 2, 16, 16).permute(0, 3, 1, 2, 4).reshape(rows, width)
-
-
-def unshuffled_scale(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales [N, K/32] from AITER's order (``e8m0_shuffle``, unpadded); N % 32 and K % 256 are 0."""
-    rows, width = scale.shape
-    return scale.view(rows // 32, width // 8, 4, 16, 2, 2).permute(0, 5, 3, 1, 4, 2).reshape(rows, width)
-
-
 def _undone(packed: torch.Tensor, scale: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     yield "the two codes of every byte are swapped: the even column belongs in the low half", _swapped(packed), scale
     for shift in _SHIFTS:
@@ -76,8 +65,8 @@ def _undone(packed: torch.Tensor, scale: torch.Tensor) -> Iterator[tuple[str, to
             size = "too high" if shift > 0 else "too low"
             yield f"the scale bytes are {abs(shift)} {size}", packed, bytes_.clamp(0, 254).to(torch.uint8)
     rows, width = packed.shape
-    weight = unshuffled_weight(packed) if rows % 16 == 0 and width % 32 == 0 else None
-    scales = unshuffled_scale(scale) if rows % 32 == 0 and scale.shape[1] % 8 == 0 else None
+    weight = orders.untile16(packed) if rows % 16 == 0 and width % 32 == 0 else None
+    scales = orders.unswz(scale) if rows % 32 == 0 and scale.shape[1] % 8 == 0 else None
     kernels = "in AITER's order for its kernels, which engines make when they load, and would make twice"
     if weight is not None:
         yield f"the codes are {kernels}", weight, scale
