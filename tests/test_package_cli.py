@@ -1,6 +1,7 @@
 """What every verb has in common: exit codes, one-line errors, help with examples, --debug and --quiet."""
 
 import errno
+import importlib
 import os
 import subprocess
 import sys
@@ -108,20 +109,28 @@ def test_help_names_every_exit_code_and_verb() -> None:
         assert line in text
 
 
+def commands(verb: str) -> list[list[str]]:
+    """The words of a verb, and of those below it."""
+    command = importlib.import_module(f"mxq.cli.{cli._VERBS[verb][0]}").command
+    return [[verb], *([verb, name] for name in getattr(command, "commands", ()))]
+
+
 @pytest.mark.parametrize("verb", cli._VERBS)
 def test_every_verb_explains_itself_with_examples(verb: str) -> None:
-    result = invoke(verb, "--help")
-    assert result.exit_code == 0
-    assert "Example" in result.stdout
-    assert f"mxq {verb} " in result.stdout.partition("Example")[2]
-    for shared in ("--debug", "--quiet", "--help", "--json"):
-        assert result.stdout.count(shared) >= 1
+    for words in commands(verb):
+        result = invoke(*words, "--help")
+        assert result.exit_code == 0
+        assert "Example" in result.stdout
+        assert f"mxq {' '.join(words)} " in result.stdout.partition("Example")[2]
+        is_group = len(commands(verb)) > 1 and words == [verb]
+        for shared in ("--debug", "--quiet", "--help", *(["--json"] if not is_group else [])):
+            assert shared in result.stdout
 
 
 @pytest.mark.parametrize("verb", [None, *cli._VERBS])
 def test_help_fits_a_terminal_of_80_columns(verb: str | None) -> None:
-    arguments = ["--help"] if verb is None else [verb, "--help"]
-    assert [line for line in invoke(*arguments).stdout.splitlines() if len(line) > 80] == []
+    for words in [[]] if verb is None else commands(verb):
+        assert [line for line in invoke(*words, "--help").stdout.splitlines() if len(line) > 80] == []
 
 
 def test_a_reader_that_has_left_gets_no_complaint() -> None:

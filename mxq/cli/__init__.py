@@ -23,6 +23,7 @@ _VERBS = {
     "quantize": ("quantize", "Convert a bf16 Qwen3.5 checkpoint to MXFP4."),
     "verify": ("verify", "Check a converted checkpoint, against its source if given."),
     "dequantize": ("dequantize", "Write an MXFP4 checkpoint's weights as bf16."),
+    "layout": ("layout", "Write, undo or check the byte orders that AITER's kernels read."),
     "inspect": ("inspect", "Look into a checkpoint: tensors, sizes, what is quantized."),
     "eval": ("eval", "Run targets x methods x budgets x workloads into a run directory."),
 }
@@ -52,7 +53,8 @@ class _LazyGroup(click.Group):
         command = importlib.import_module(f"mxq.cli.{_VERBS[name][0]}").command
         assert isinstance(command, click.Command)
         # People add --debug to the end of the line that has just failed, so it is understood there too.
-        command.params += [option for option in _EVERYWHERE if option not in command.params]
+        for one in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
+            one.params += [option for option in _EVERYWHERE if option not in one.params]
         return command
 
     def resolve_command(

@@ -15,15 +15,13 @@ from pathlib import Path
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.beside import copied_files
-from mxq.checkpoint.reader import read_config
 from mxq.checkpoint.writer import Shard, TensorSpec, layout
+from mxq.convert.packed import open_packed
 from mxq.convert.plan import DEFAULT_SHARD_SIZE
-from mxq.errors import MxqError, UsageError
+from mxq.errors import MxqError
 from mxq.models import qwen35
 from mxq.verify import structure
-from mxq.verify.claims import claims_of
-from mxq.verify.findings import CONVERT_AGAIN, Report
-from mxq.verify.opening import open_checked
+from mxq.verify.findings import CONVERT_AGAIN
 from mxq.verify.structure import Module
 
 EXPERTS = ("published", "fused", "per-expert")
@@ -79,37 +77,18 @@ def plan(path: Path, *, experts: str = "published", max_shard_size: int = DEFAUL
         UsageError: it is not quantized, of another architecture, or no checkpoint at all.
         MxqError: it is quantized in another way, or broken.
     """
-    config = read_config(path)
-    qwen35.family(config, str(path))
-    claims = claims_of(config, str(path))
-    if claims is None:
-        raise UsageError(f"{path} is not quantized, so there is nothing to dequantize", "give an MXFP4 checkpoint")
-    report = Report()
-    opened = open_checked(path, report)
-    if opened is not None:
-        structure.check(opened, report)
-    if report.problems or opened is None:
-        raise _broken(path, report)
+    source, claims = open_packed(path, "dequantize")
     copied_files(path)  # raises for one that could not be copied, long before its turn
-    outputs = _outputs(opened.checkpoint, experts)
-    specs = [_spec(opened.checkpoint, name, modules) for name, modules in outputs.items()]
+    outputs = _outputs(source, experts)
+    specs = [_spec(source, name, modules) for name, modules in outputs.items()]
     return Plan(
-        source=opened.checkpoint,
+        source=source,
         weight_only=claims.weight_only,
         experts=experts,
         max_shard_size=max_shard_size,
         packed={name: modules for name, modules in outputs.items() if modules},
         shards=layout([(spec,) for spec in specs], max_shard_size),
     )
-
-
-def _broken(path: Path, report: Report) -> MxqError:
-    problems = report.problems
-    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-    fix = problems[0].fix
-    if all(problem.rewritable for problem in problems):
-        fix = f"mxq verify {path} --fix OUT writes a copy without"
-    return MxqError(f"{path}: {problems[0].what}{more}", fix)
 
 
 def _outputs(checkpoint: Checkpoint, experts: str) -> dict[str, list[Module]]:

@@ -1,0 +1,147 @@
+"""In which order the bytes of operands are, found by comparing them with the checkpoint that they come from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.identity import fingerprint
+from mxq.convert.layout_export import DESCRIPTION
+from mxq.convert.layout_parts import Operand, Rank, operands
+from mxq.convert.layout_undo import open_export, open_tensors, read_array
+from mxq.convert.packed import open_packed
+from mxq.errors import MismatchError, MxqError, UsageError
+from mxq.layouts.kernels import Kernel, may_hold, orders_of
+from mxq.progress import progress
+
+_NAMES = {
+    "w13_weight_scale": "w13_scale",
+    "w2_weight_scale": "w2_scale",
+    "w13_weight": "w13",
+    "w2_weight": "w2",
+}
+"""vLLM's names for the experts' parameters, and ours."""
+_BYTES = ("U8", "I8", "F8_E8M0")
+_UNKNOWN = "unknown: the source's bytes in an order that is none of these (AITER's unreleased klane-inner shuffles?)"
+_OTHER = "unknown: not the bytes of this part of the source (another rank, TP, EP or model?)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about a tensor.
+
+    Attributes:
+        tensor: its name.
+        orders: those in which it holds the source's bytes; several if they cannot be told apart.
+        expected: the one that it should be in, None if nothing says so.
+        text: that in words.
+    """
+
+    tensor: str
+    orders: tuple[str, ...]
+    expected: str | None
+    text: str
+
+    @property
+    def is_wrong(self) -> bool:
+        """It is in no known order, or not in that which is expected."""
+        return not self.orders or (self.expected is not None and self.expected not in self.orders)
+
+
+def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) -> list[Finding]:
+    """Compare every tensor in ``path`` with the checkpoint in ``source``.
+
+    Args:
+        path: what ``mxq layout export`` wrote, or a safetensors file with tensors X.w13, X.w13_scale, X.w2 and
+            X.w2_scale, or X.weight and X.weight_scale (vLLM's names of experts' parameters are understood).
+        source: the MXFP4 checkpoint.
+        kernel: whose layout is expected; None: what the description says, and nothing if there is none.
+        rank: of which GPU the operands are; None: what the description says, and all of it if there is none.
+
+    Raises:
+        MismatchError: files, or the checkpoint, are not those of the description.
+        UsageError: there is nothing to check.
+        MxqError: a file is broken.
+    """
+    checkpoint, _ = open_packed(source, "compare with")
+    if path.is_dir():
+        export = open_export(path)
+        tensors, kernel, rank = export.tensors, kernel or export.kernel, rank or export.rank
+        if export.fingerprint != fingerprint(checkpoint):
+            raise MismatchError(
+                f"{path} was made from another checkpoint than {source}, as the fingerprint in {DESCRIPTION} shows",
+                "give the one that it was made from",
+            )
+    else:
+        tensors, rank = open_tensors(path.parent, [path]), rank or Rank()
+    found = [_split(name) for name in tensors.tensors]
+    known = [(name, *split) for name, split in zip(tensors.tensors, found, strict=True) if split is not None]
+    if not known:
+        raise UsageError(
+            f"{path} holds no operands of a kernel", "names are X.w13, X.w13_scale, X.w2, X.w2_scale, X.weight, ..."
+        )
+    if kernel is not None and any((tensor not in kernel.orders) for _, _, tensor in known):
+        other = next(name for name, _, tensor in known if tensor not in kernel.orders)
+        raise UsageError(f"{path}: {other} is no operand of {kernel.name}", "choose another --kernel")
+    by_operand: dict[str, dict[str, str]] = {}
+    for name, operand, tensor in known:
+        info = tensors.info(name)
+        if info.dtype not in _BYTES:
+            raise MxqError(f"{info.file}: {name} is {info.dtype}, not bytes", "store it as uint8")
+        if by_operand.setdefault(operand, {}).setdefault(tensor, name) != name:
+            raise MxqError(f"{info.file} holds {tensor} of {operand} twice", "remove what is left over")
+    parts: dict[str, Operand] = {}
+    for moe in (True, False):
+        parts |= {one.name: one for one in operands(checkpoint, moe, rank, by_operand.__contains__)}
+    findings = []
+    with progress("comparing", len(by_operand)) as advance:
+        for operand, names in by_operand.items():
+            if operand not in parts or not names.keys() <= parts[operand].shapes.keys():
+                raise MismatchError(f"{source} has no packed {operand}, which {path} holds", "give its source")
+            findings += _findings(tensors, names, parts[operand], checkpoint, kernel)
+            advance(1)
+    return findings
+
+
+def _split(name: str) -> tuple[str, str] | None:
+    operand, _, tensor = name.rpartition(".")
+    tensor = _NAMES.get(tensor, tensor)
+    return (operand, tensor) if operand and tensor in (*_NAMES.values(), "weight", "weight_scale") else None
+
+
+def _findings(
+    tensors: Checkpoint, names: dict[str, str], operand: Operand, source: Checkpoint, kernel: Kernel | None
+) -> list[Finding]:
+    """Compare the tensors ``names`` of one operand with the source, matrix by matrix."""
+    count = operand.sizes[0] if len(operand.sizes) == 3 else 1
+    stored = {tensor: read_array(tensors, name).reshape(-1) for tensor, name in names.items()}
+    found: dict[str, set[str] | None] = dict.fromkeys(names)
+    possible = dict.fromkeys(names, True)
+    for e in range(count):
+        plain = operand.read_one(source, e)
+        for tensor, array in stored.items():
+            size, rest = divmod(array.size, count)
+            own = array[e * size : (e + 1) * size]
+            possible[tensor] = possible[tensor] and not rest and may_hold(own, plain[tensor])
+            before = found[tensor]
+            if not possible[tensor]:
+                found[tensor] = set()
+            elif before != set():
+                here = orders_of(own, plain[tensor], tensor)
+                found[tensor] = here if before is None else before & here
+    findings = []
+    for tensor, name in names.items():
+        orders = found[tensor] or set()
+        expected = None if kernel is None else kernel.orders[tensor]
+        text = _text(orders, expected, possible[tensor])
+        findings.append(Finding(name, tuple(sorted(orders)), expected, text))
+    return findings
+
+
+def _text(orders: set[str], expected: str | None, possible: bool) -> str:
+    if not orders:
+        return _UNKNOWN if possible else _OTHER
+    if len(orders) == 1:
+        (only,) = orders
+        return only if expected in (None, only) else f"{only}, expected {expected}"
+    text = f"cannot tell: its bytes are the same in {', '.join(sorted(orders))}"
+    return text if expected is None or expected in orders else f"{text}; expected {expected}"

@@ -1,0 +1,347 @@
+"""``mxq layout``: bytes are where AITER's kernels look, come back as they were, and are known again by a comparison.
+
+Expected bytes come from the closed-form addresses and from plain slices, not from the functions that move bytes.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import foreign
+import numpy as np
+import pytest
+import torch
+from checkpoints import Tensors, edit_json, read_all, rewrite
+from click.testing import CliRunner, Result
+from conversion import convert
+from safetensors.torch import load_file, save_file
+
+from mxq import testbed
+from mxq.cli import main
+from mxq.layouts.aiter import gu16_row, pairs_row, swz_address, tile16_address
+from mxq.layouts.operands import Experts
+from mxq.layouts.reader import PLAIN, SEPARATED, fused_moe
+
+BLOCK = "model.language_model.layers.2.mlp.experts"
+DESCRIPTION = "mxq_layout.json"
+
+
+def mxq(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, ["layout", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments: object, code: int, reason: str) -> None:
+    lines = [line for line in mxq(*arguments, code=code).stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert reason in lines[0]
+
+
+@pytest.fixture(scope="module")
+def exported(converted_moe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rank 1 of TP 4 for moe-a4w4: I is 64, and padded to 128. Not to be changed: copy it."""
+    out = tmp_path_factory.mktemp("exported") / "out"
+    mxq("export", converted_moe, out, "--kernel", "moe-a4w4", "--tp", 4, "--rank", 1)
+    return out
+
+
+def reseal(directory: Path, edit: Callable[[Any], object] = lambda content: None) -> None:
+    """Change a description, and bring its checksums in line with the files."""
+
+    def update(content: Any) -> None:
+        for name in content["files"]:
+            data = (directory / name).read_bytes()
+            content["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        edit(content)
+
+    edit_json(directory / DESCRIPTION, update)
+
+
+def part(tensors: Tensors, block: str, tp: int, rank: int, experts: range) -> dict[str, np.ndarray[Any, Any]]:
+    """Plain operands of a GPU, sliced from a checkpoint with experts one by one."""
+    found: dict[str, list[torch.Tensor]] = {"w13": [], "w13_scale": [], "w2": [], "w2_scale": []}
+    for e in experts:
+        for suffix, unit in (("", 2), ("_scale", 32)):
+            gate, up, down = (
+                tensors[f"{block}.{e}.{name}.weight{suffix}"] for name in ("gate_proj", "up_proj", "down_proj")
+            )
+            n = len(gate) // tp
+            own = slice(n * rank, n * (rank + 1))
+            found[f"w13{suffix}"].append(torch.cat([gate[own], up[own]]))
+            found[f"w2{suffix}"].append(down[:, n // unit * rank : n // unit * (rank + 1)])
+    return {name: torch.stack(matrices).numpy() for name, matrices in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tp", "ep", "rank"),
+    [
+        ("moe-a4w4", 4, 1, 1),
+        ("moe-a4w4", 1, 2, 1),
+        ("moe-a4w4", 2, 2, 3),
+        ("moe-interleaved", 2, 1, 1),
+        ("moe-triton", 8, 1, 7),
+    ],
+)
+def test_every_byte_of_experts_is_where_the_kernel_looks_and_comes_back(
+    converted_moe: Path, tmp_path: Path, kernel: str, tp: int, ep: int, rank: int
+) -> None:
+    out = tmp_path / "out"
+    mxq("export", converted_moe, out, "--kernel", kernel, "--tp", tp, "--ep", ep, "--rank", rank)
+    source, stored = read_all(converted_moe), read_all(out)
+    assert len(stored) == 4 * 4
+    experts = range(4 // ep * (rank // tp), 4 // ep * (rank // tp + 1))
+    plain = part(source, BLOCK, tp, rank % tp, experts)
+    i = plain["w13"].shape[1] // 2
+    padded = -(-i // (128 if kernel == "moe-a4w4" else 256)) * (128 if kernel == "moe-a4w4" else 256)
+    place = {"moe-interleaved": gu16_row, "moe-triton": pairs_row}.get(kernel, lambda row, rows: row)
+    for name, matrices in plain.items():
+        held = stored[f"{BLOCK}.{name}"].numpy().reshape(len(experts), -1)
+        rows, columns = np.indices(matrices.shape[1:])
+        if name.startswith("w13"):
+            rows = place(rows % i + rows // i * padded, 2 * padded)
+        width = (256 if name.startswith("w13") else padded) // (32 if name.endswith("_scale") else 2)
+        if name.endswith("_scale"):
+            at = swz_address(rows, columns, -(-width // 8) * 8)
+        elif kernel == "moe-triton":
+            at = rows * width + columns
+        else:
+            at = tile16_address(rows, columns, width)
+        assert np.array_equal(held[:, at], matrices), name
+        rest = np.delete(held, at.reshape(-1), axis=1)
+        assert set(np.unique(rest)) <= ({0, 1, 0x7F} if name.endswith("_scale") else {0}), name
+
+    mxq("undo", out, tmp_path / "plain")
+    back = read_all(tmp_path / "plain")
+    assert len(back) == 4 * len(experts) * 6
+    again = part(back, BLOCK, 1, 0, experts)
+    assert all(np.array_equal(again[name], plain[name]) for name in plain)
+    assert mxq("check", out, "--against", converted_moe).stdout.count("ok ") == 16
+
+
+def test_dense_layers_are_split_as_engines_split_them(dense_source: Path, tmp_path: Path) -> None:
+    """Sections of in_proj_qkv each, whole heads of k_proj, columns of down_proj."""
+    converted = convert(dense_source, tmp_path / "converted")
+    source = read_all(converted)
+    for kernel, tp, rank, name, rows, columns in (
+        (
+            "dense-triton",
+            2,
+            1,
+            "layers.0.linear_attn.in_proj_qkv",
+            [*range(64, 128), *range(192, 256), *range(384, 512)],
+            256,
+        ),
+        ("dense-asm", 4, 3, "layers.3.self_attn.k_proj", [*range(64, 128)], 256),
+        ("dense-asm", 2, 1, "layers.0.mlp.down_proj", [*range(256)], 256),
+        ("dense-asm", 1, 0, "layers.3.self_attn.o_proj", [*range(256)], 256),
+    ):
+        module, out = f"model.language_model.{name}", tmp_path / name / str(tp)
+        out.parent.mkdir()
+        mxq("export", converted, out, "--kernel", kernel, "--tp", tp, "--rank", rank, "--only", module)
+        stored = read_all(out)
+        assert stored.keys() == {f"{module}.weight", f"{module}.weight_scale"}
+        for suffix, unit in (("weight", 2), ("weight_scale", 32)):
+            whole = source[f"{module}.{suffix}"].numpy()
+            plain = whole[rows][:, -columns // unit :]
+            row, byte = np.indices(plain.shape)
+            address = swz_address if unit == 32 else tile16_address
+            at: Any = address(torch.from_numpy(row), torch.from_numpy(byte), plain.shape[1]).numpy()
+            assert np.array_equal(stored[f"{module}.{suffix}"].numpy().reshape(-1)[at], plain), module
+            if unit == 2:
+                mxq("undo", out, out.parent / "plain")
+            assert np.array_equal(read_all(out.parent / "plain")[f"{module}.{suffix}"].numpy(), plain)
+    mxq("export", converted, tmp_path / "all", "--kernel", "dense-asm")
+    packed = {name for name in source if f"{name}_scale" in source}
+    assert {name for name in read_all(tmp_path / "all") if not name.endswith("_scale")} == packed
+
+
+def test_ranks_of_the_trained_model_add_up_to_its_layer(tmp_path: Path) -> None:
+    converted = convert(testbed.path("testbed:moe"), tmp_path / "converted")
+    block = "model.language_model.layers.1.mlp.experts"
+    plain = part(read_all(converted), block, 1, 0, range(4))
+    torch.manual_seed(0)
+    x, ids = torch.randn(6, 256).bfloat16(), torch.randint(4, (6, 2))
+    weights = torch.rand(6, 2)
+    whole = fused_moe(x, Experts(**{k: torch.from_numpy(v) for k, v in plain.items()}), weights, ids, reader=PLAIN)
+    parts = []
+    for rank in range(2):
+        mxq(
+            "export",
+            converted,
+            tmp_path / f"{rank}",
+            "--kernel",
+            "moe-a4w4",
+            "--tp",
+            2,
+            "--rank",
+            rank,
+            "--only",
+            block,
+        )
+        held = read_all(tmp_path / f"{rank}")
+        experts = Experts(**{name: held[f"{block}.{name}"] for name in plain})
+        parts.append(fused_moe(x, experts, weights, ids, reader=SEPARATED))
+    assert torch.equal(parts[0] + parts[1], whole)
+
+
+@pytest.mark.parametrize("form", [foreign.compressed_tensors, foreign.autoround])
+def test_other_tools_checkpoints_give_the_same_bytes(
+    converted_moe: Path, exported: Path, tmp_path: Path, form: Callable[..., Path]
+) -> None:
+    options = {"sign_of_zero": False} if form is foreign.compressed_tensors else {}
+    path = form(converted_moe, tmp_path / "path", **options)
+    out = tmp_path / "out"
+    mxq("export", path, out, "--kernel", "moe-a4w4", "--tp", 4, "--rank", 1)
+    found, wanted = read_all(out), read_all(exported)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted if name.endswith("_scale"))
+    mxq("check", out, "--against", path)
+
+
+def test_the_description_says_what_it_is(converted_moe: Path, exported: Path) -> None:
+    said = json.loads((exported / DESCRIPTION).read_text())
+    assert (said["kernel"], said["tp"], said["ep"], said["rank"]) == ("moe-a4w4", 4, 1, 1)
+    assert said["layouts"] == {"w13": "TILE16", "w13_scale": "SWZ", "w2": "TILE16", "w2_scale": "SWZ"}
+    assert said["scales"]["rule"] == "even"
+    entry = said["operands"][BLOCK]
+    assert entry["source"] == {"E": 4, "H": 256, "I": 256}
+    assert entry["part"]["I"] == 64
+    assert entry["padded"]["I"] == 128
+    assert entry["tensors"] == {n: [*read_all(exported)[f"{BLOCK}.{n}"].shape] for n in entry["tensors"]}
+    for name, file in said["files"].items():
+        assert file["sha256"] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
+
+
+def test_orders_are_told_apart(converted_moe: Path, exported: Path, tmp_path: Path) -> None:
+    plain = part(read_all(converted_moe), BLOCK, 4, 1, range(4))
+    tiles = {name: tensor for name, tensor in load_file(exported / "model.safetensors").items() if BLOCK in name}
+    file = tmp_path / "dumped.safetensors"
+    arguments = ("check", file, "--against", converted_moe, "--tp", 4, "--rank", 1)
+
+    def orders(tensors: Tensors, *more: object, code: int = 0) -> dict[str, list[str]]:
+        save_file(tensors, file)
+        rows = json.loads(mxq(*arguments, "--json", *more, code=code).stdout)
+        return {row["tensor"].rpartition(".")[2]: row["orders"] for row in rows}
+
+    known = {"w13": ["TILE16"], "w13_scale": ["SWZ"], "w2": ["TILE16"], "w2_scale": ["SWZ"]}
+    assert orders(tiles) == known
+    assert orders({f"{BLOCK}.{name}": torch.from_numpy(x) for name, x in plain.items()}) == {
+        name: ["plain"] for name in plain
+    }
+    renamed = {name.replace("w13", "w13_weight"): x for name, x in tiles.items() if name.endswith("w13")}
+    assert orders(renamed) == {"w13_weight": ["TILE16"]}
+
+    # A permutation that is none of these, as klane-inner would be; bytes of another rank; a layout not asked for.
+    w13 = f"{BLOCK}.w13"
+    assert orders(tiles | {w13: tiles[w13].roll(16, -1)}, code=3) == known | {"w13": []}
+    assert "the source's bytes in an order that is none of these" in mxq(*arguments, code=3).stdout
+    other = part(read_all(converted_moe), BLOCK, 4, 2, range(4))
+    assert orders({w13: torch.from_numpy(other["w13"])}, code=3) == {"w13": []}
+    assert "not the bytes of this part of the source" in mxq(*arguments, code=3).stdout
+    assert orders(tiles, "--kernel", "moe-interleaved", code=3) == known
+    assert "TILE16, expected TILE16 of GU16" in mxq(*arguments, "--kernel", "moe-interleaved", code=3).stdout
+
+
+def test_where_orders_do_not_differ_it_says_so(converted_moe: Path, tmp_path: Path) -> None:
+    path = foreign.quark(converted_moe, tmp_path / "path")
+    name = f"{BLOCK}.0.down_proj.weight_scale"
+
+    def same(tensors: Tensors) -> None:
+        for e in range(4):
+            tensors[name.replace(".0.", f".{e}.")].fill_(120)
+
+    rewrite(path, same)
+    mxq("export", path, tmp_path / "out", "--kernel", "moe-a4w4")
+    said = mxq("check", tmp_path / "out", "--against", path).stdout
+    assert f"ok     {BLOCK}.w2_scale: cannot tell: its bytes are the same in SWZ, plain" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--kernel", "moe-a4w4", "--tp", 2, "--rank", 2], "there is no rank 2 of TP 2 x EP 1"),
+        (["--kernel", "moe-a4w4", "--rank", -1], "there is no rank -1"),
+        (["--kernel", "moe-a4w4", "--tp", 0], "there is no rank 0 of TP 0"),
+        (
+            ["--kernel", "moe-a4w4", "--tp", 16],
+            f"{BLOCK.replace('2', '0')} [E 4, H 256, I 256] under TP 16, EP 1: I = 256",
+        ),
+        (["--kernel", "moe-a4w4", "--ep", 3], "E = 4 is not a multiple of 3"),
+        (["--kernel", "dense-asm"], "has no MXFP4 dense modules"),
+        (["--kernel", "moe-a4w4", "--only", "nothing"], "has no MXFP4 routed experts named nothing"),
+    ],
+)
+def test_what_cannot_be_shared_is_a_line(converted_moe: Path, tmp_path: Path, options: list[Any], reason: str) -> None:
+    refused("export", converted_moe, tmp_path / "out", *options, code=2, reason=reason)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_dense_kernel_does_not_take_is_a_line(converted_dense: Path, tmp_path: Path) -> None:
+    for options, reason in (
+        (
+            ["--tp", 2],
+            "linear_attn.out_proj [N 256, K 256] under TP 2: K = 128 of a GPU's part is not a multiple of 256",
+        ),
+        (["--tp", 3], "under TP 3: linear_num_key_heads = 2 is not a multiple of 3"),
+        (
+            ["--tp", 3, "--only", "*.gate_proj"],
+            "mlp.gate_proj [N 512, K 256] under TP 3: N = 512 is not a multiple of 3",
+        ),
+        (["--ep", 2], "dense-asm is for dense layers"),
+    ):
+        refused("export", converted_dense, tmp_path / "out", "--kernel", "dense-asm", *options, code=2, reason=reason)
+
+
+def test_a_checkpoint_that_is_wrong_is_not_exported(converted_moe: Path, moe_source: Path, tmp_path: Path) -> None:
+    path = foreign.quark(converted_moe, tmp_path / "path")
+    lost = f"{BLOCK}.0.down_proj.weight_scale"
+    rewrite(path, lambda tensors: tensors.pop(lost))
+    refused("export", path, tmp_path / "out", "--kernel", "moe-a4w4", code=1, reason="its scales are missing")
+    refused("export", moe_source, tmp_path / "out", "--kernel", "moe-a4w4", code=2, reason="is not quantized")
+    refused("check", converted_moe, "--against", converted_moe, code=2, reason=f"holds no {DESCRIPTION}")
+
+
+DAMAGE: dict[str, tuple[Callable[[Any], object], int, str]] = {
+    "another kernel": (lambda c: c.update(kernel="moe-interleaved"), 3, "by mxq_layout.json U8"),
+    "no kernel": (lambda c: c.update(kernel="moe"), 1, "does not describe a layout: KeyError"),
+    "rank": (lambda c: c.update(rank=4), 1, "there is no rank 4 of TP 4"),
+    "size": (lambda c: c["operands"][BLOCK]["part"].update(I=33), 1, "I = 33, not a multiple of 32"),
+    "larger": (lambda c: c["operands"][BLOCK]["part"].update(H=1 << 30), 3, "by mxq_layout.json U8"),
+    "text": (lambda c: c["operands"][BLOCK]["part"].update(E="4"), 1, "does not describe a layout"),
+    "lost": (lambda c: c["operands"].pop(BLOCK), 3, "by mxq_layout.json missing"),
+    "format": (lambda c: c.update(format=2), 1, "is of format 2"),
+    "list": (lambda c: c.update(operands=[1]), 1, "does not describe a layout"),
+    "files": (lambda c: c["files"].update({"../x": {"bytes": 1, "sha256": ""}}), 3, "../x is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_description_that_does_not_fit_is_a_line(
+    converted_moe: Path, exported: Path, tmp_path: Path, damage: str
+) -> None:
+    edit, code, reason = DAMAGE[damage]
+    path = Path(shutil.copytree(exported, tmp_path / "path"))
+    reseal(path, edit)
+    refused("undo", path, tmp_path / "out", code=code, reason=reason)
+    refused("check", path, "--against", converted_moe, code=code, reason=reason)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_not_the_exports_are_found(
+    converted_moe: Path, converted_dense: Path, exported: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(exported, tmp_path / "path"))
+    rewrite(path, lambda tensors: tensors[f"{BLOCK}.w2"][1, 0, :1].bitwise_xor_(1))
+    for verb in (["undo", path, tmp_path / "out"], ["check", path, "--against", converted_moe]):
+        refused(*verb, code=3, reason="does not have the sha256")
+    reseal(path)
+    refused("check", path, "--against", converted_moe, code=3, reason="1 of 16 tensors are wrong")
+    refused("check", exported, "--against", converted_dense, code=3, reason="was made from another checkpoint")
+    reseal(path, lambda c: c.update(rank=0))  # a true checksum, and a lie
+    refused("check", path, "--against", converted_moe, code=3, reason="16 of 16 tensors are wrong")
+    (path / "model.safetensors").unlink()
+    refused("undo", path, tmp_path / "out", code=3, reason="model.safetensors is missing")
