@@ -232,6 +232,8 @@ def test_orders_are_told_apart(converted_moe: Path, exported: Path, tmp_path: Pa
     assert orders({f"{BLOCK}.{name}": torch.from_numpy(x) for name, x in plain.items()}) == {
         name: ["plain"] for name in plain
     }
+    norm = {"model.norm.weight": torch.ones(4)}
+    assert orders(norm | {f"{BLOCK}.w2": tiles[f"{BLOCK}.w2"]}) == {"w2": ["TILE16"]}
     renamed = {name.replace("w13", "w13_weight"): x for name, x in tiles.items() if name.endswith("w13")}
     assert orders(renamed) == {"w13_weight": ["TILE16"]}
 
@@ -306,11 +308,13 @@ def test_a_checkpoint_that_is_wrong_is_not_exported(converted_moe: Path, moe_sou
 
 
 DAMAGE: dict[str, tuple[Callable[[Any], object], int, str]] = {
-    "another kernel": (lambda c: c.update(kernel="moe-interleaved"), 3, "by mxq_layout.json U8"),
+    "another kernel": (lambda c: c.update(kernel="moe-interleaved"), 1, "layouts are not those of moe-interleaved"),
+    "less of I": (lambda c: c["operands"][BLOCK]["part"].update(I=32), 1, "is not what rank 1 has"),
+    "experts": (lambda c: c["operands"][BLOCK].update(experts=[4, 8]), 1, "is not what rank 1 has"),
     "no kernel": (lambda c: c.update(kernel="moe"), 1, "does not describe a layout: KeyError"),
     "rank": (lambda c: c.update(rank=4), 1, "there is no rank 4 of TP 4"),
     "size": (lambda c: c["operands"][BLOCK]["part"].update(I=33), 1, "I = 33, not a multiple of 32"),
-    "larger": (lambda c: c["operands"][BLOCK]["part"].update(H=1 << 30), 3, "by mxq_layout.json U8"),
+    "larger": (lambda c: c["operands"][BLOCK]["part"].update(H=1 << 30), 1, "is not what rank 1 has"),
     "text": (lambda c: c["operands"][BLOCK]["part"].update(E="4"), 1, "does not describe a layout"),
     "lost": (lambda c: c["operands"].pop(BLOCK), 3, "by mxq_layout.json missing"),
     "format": (lambda c: c.update(format=2), 1, "is of format 2"),

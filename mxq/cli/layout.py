@@ -136,7 +136,8 @@ def check(
     """Tell in which order the bytes of every tensor are, by comparing them with the source.
 
     A DIRECTORY is what `mxq layout export` wrote, and must be as its description says. A FILE is any safetensors
-    file of operands with the names of `mxq layout export` or of vLLM's parameters.
+    file of operands with the names of `mxq layout export` or of vLLM's parameters. What padding holds is not
+    compared.
     """
     from mxq.checkpoint import resolve
     from mxq.convert.layout_check import check as compare

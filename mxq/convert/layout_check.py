@@ -10,8 +10,8 @@ from mxq.convert.layout_parts import Operand, Rank, operands
 from mxq.convert.layout_undo import open_export, open_tensors, read_array
 from mxq.convert.packed import open_packed
 from mxq.errors import MismatchError, MxqError, UsageError
-from mxq.layouts.kernels import Kernel, may_hold, orders_of
-from mxq.progress import progress
+from mxq.layouts.kernels import LINEAR, Kernel, may_hold, orders_of
+from mxq.progress import note, progress
 
 _NAMES = {
     "w13_weight_scale": "w13_scale",
@@ -75,20 +75,26 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
         tensors, rank = open_tensors(path.parent, [path]), rank or Rank()
     found = [_split(name) for name in tensors.tensors]
     known = [(name, *split) for name, split in zip(tensors.tensors, found, strict=True) if split is not None]
-    if not known:
-        raise UsageError(
-            f"{path} holds no operands of a kernel", "names are X.w13, X.w13_scale, X.w2, X.w2_scale, X.weight, ..."
-        )
     if kernel is not None and any((tensor not in kernel.orders) for _, _, tensor in known):
         other = next(name for name, _, tensor in known if tensor not in kernel.orders)
         raise UsageError(f"{path}: {other} is no operand of {kernel.name}", "choose another --kernel")
     by_operand: dict[str, dict[str, str]] = {}
+    others = len(found) - len(known)
     for name, operand, tensor in known:
         info = tensors.info(name)
         if info.dtype not in _BYTES:
+            if tensor in LINEAR:
+                others += 1  # not packed: a norm, or what the recipe leaves alone
+                continue
             raise MxqError(f"{info.file}: {name} is {info.dtype}, not bytes", "store it as uint8")
         if by_operand.setdefault(operand, {}).setdefault(tensor, name) != name:
             raise MxqError(f"{info.file} holds {tensor} of {operand} twice", "remove what is left over")
+    if not by_operand:
+        raise UsageError(
+            f"{path} holds no operands of a kernel", "names are X.w13, X.w13_scale, X.w2, X.w2_scale, X.weight, ..."
+        )
+    if others:
+        note(f"note: {others} tensors that are no operands of a kernel are not compared")
     parts: dict[str, Operand] = {}
     for moe in (True, False):
         parts |= {one.name: one for one in operands(checkpoint, moe, rank, by_operand.__contains__)}
@@ -96,7 +102,8 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
     with progress("comparing", len(by_operand)) as advance:
         for operand, names in by_operand.items():
             if operand not in parts or not names.keys() <= parts[operand].shapes.keys():
-                raise MismatchError(f"{source} has no packed {operand}, which {path} holds", "give its source")
+                what = f"{path}: {operand} is no block of experts and no dense module that is packed in {source}"
+                raise MismatchError(what, "give its source, and names as mxq layout export has them")
             findings += _findings(tensors, names, parts[operand], checkpoint, kernel)
             advance(1)
     return findings
@@ -126,8 +133,7 @@ def _findings(
             if not possible[tensor]:
                 found[tensor] = set()
             elif before != set():
-                here = orders_of(own, plain[tensor], tensor)
-                found[tensor] = here if before is None else before & here
+                found[tensor] = orders_of(own, plain[tensor], tensor, before)
     findings = []
     for tensor, name in names.items():
         orders = found[tensor] or set()

@@ -118,22 +118,36 @@ def _description(plan: Plan, spec: str, files: dict[str, dict[str, Any]]) -> dic
             "fingerprint": fingerprint(plan.source),
             "method": plan.claims.method,
         },
-        "operands": {one.name: _operand(kernel, one) for one in plan.operands},
+        "operands": {
+            one.name: entry(kernel, one.name, one.before, one.sizes, rank.of_ep)
+            | ({} if kernel.is_moe else {"rows": [list(rows) for rows in one.rows]})
+            for one in plan.operands
+        },
         "files": files,
         "versions": versions("numpy"),
     }
 
 
-def _operand(kernel: Kernel, one: Operand) -> dict[str, Any]:
+def entry(kernel: Kernel, name: str, before: tuple[int, ...], sizes: tuple[int, ...], of_ep: int) -> dict[str, Any]:
+    """Return what mxq_layout.json says of an operand.
+
+    Args:
+        kernel: for which it is.
+        name: of the block of experts, or of the module.
+        before: (E, H, I) or (N, K) of the whole.
+        sizes: the same of the GPU's part.
+        of_ep: the GPU's EP rank.
+    """
     letters = "EHI" if kernel.is_moe else "NK"
-    entry: dict[str, Any] = {
-        "source": dict(zip(letters, one.before, strict=True)),
-        "part": dict(zip(letters, one.sizes, strict=True)),
+    found: dict[str, Any] = {
+        "source": dict(zip(letters, before, strict=True)),
+        "part": dict(zip(letters, sizes, strict=True)),
+        "modules": [name],
+        "tensors": {tensor: list(shape) for tensor, shape in kernel.shapes(sizes).items()},
     }
     if kernel.is_moe:
-        padded = (one.sizes[0], *kernel.padded(*one.sizes[1:]))
-        entry |= {"padded": dict(zip(letters, padded, strict=True)), "experts": list(one.experts)}
-        entry["modules"] = [f"{one.name}.{{expert}}.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
-    else:
-        entry |= {"rows": [list(rows) for rows in one.rows], "modules": [one.name]}
-    return entry | {"tensors": {name: list(shape) for name, shape in kernel.shapes(one.sizes).items()}}
+        e, h, i = sizes
+        found["padded"] = dict(zip(letters, (e, *kernel.padded(h, i)), strict=True))
+        found["experts"] = [e * of_ep, e * (of_ep + 1)]
+        found["modules"] = [f"{name}.{{expert}}.{projection}" for projection in ("gate_proj", "up_proj", "down_proj")]
+    return found

@@ -13,7 +13,7 @@ from mxq.checkpoint.manifest import checksum
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.staging import staged
 from mxq.checkpoint.writer import Shard, ShardWriter, TensorSpec, index, layout
-from mxq.convert.layout_export import DESCRIPTION, FORMAT
+from mxq.convert.layout_export import DESCRIPTION, FORMAT, entry
 from mxq.convert.layout_parts import Rank
 from mxq.convert.plan import DEFAULT_SHARD_SIZE
 from mxq.errors import MismatchError, MxqError, UsageError
@@ -83,17 +83,23 @@ def open_export(path: Path) -> Export:
         files: dict[str, Any] = dict(content["files"])
         given = dict(content["operands"])
         letters = "EHI" if kernel.is_moe else "NK"
-        sizes = {
-            name: tuple(_size(kernel, letter, entry["part"]) for letter in letters) for name, entry in given.items()
-        }
-        first = {name: _natural(entry["experts"][0]) if kernel.is_moe else 0 for name, entry in given.items()}
+        sizes = {name: tuple(_size(kernel, letter, said["part"]) for letter in letters) for name, said in given.items()}
+        first = {name: rank.of_ep * of[0] if kernel.is_moe else 0 for name, of in sizes.items()}
+        if content["layouts"] != kernel.orders:
+            raise ValueError(f"layouts are not those of {kernel.name}")
+        for name, of in sizes.items():
+            before = tuple(_natural(given[name]["source"][letter]) for letter in letters)
+            own = {key: value for key, value in given[name].items() if key != "rows"}
+            shared = (of[0] * rank.ep, of[1], of[2] * rank.tp) if kernel.is_moe else before
+            if own != entry(kernel, name, before, of, rank.of_ep) or before != shared:
+                raise ValueError(f"{name} is not what rank {rank.rank} has")
         fingerprint = str(content["source"]["fingerprint"])
-        claimed = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
+        claimed = {name: (said["bytes"], said["sha256"]) for name, said in files.items()}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise MxqError(f"{file} does not describe a layout: {type(error).__name__} {error!s:.80}", _AGAIN) from None
+        raise MxqError(f"{file} does not describe a layout: {type(error).__name__} {error!s:.120}", _AGAIN) from None
     except UsageError as error:
         raise MxqError(f"{file}: {error.message}", _AGAIN) from None
-    there = {entry.name for entry in path.glob("*.safetensors")}
+    there = {found.name for found in path.glob("*.safetensors")}
     if claimed.keys() != there:
         name = min(claimed.keys() ^ there)
         raise MismatchError(f"{path}: {name} is {'missing' if name in claimed else 'not in the description'}", _AGAIN)

@@ -4,7 +4,7 @@ A file holds contiguous arrays. So what ``moe-triton`` takes as transposed views
 [E, N/32, K], of which its loader takes ``.transpose(1, 2)``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -185,7 +185,7 @@ def linear_shapes(n: int, k: int) -> Shapes:
     return {"weight": (n, k // 2), "weight_scale": (n, k // 32)}
 
 
-def orders_of(stored: Bytes, plain: Bytes, tensor: str) -> set[str]:
+def orders_of(stored: Bytes, plain: Bytes, tensor: str, among: Collection[str] | None = None) -> set[str]:
     """Return every order in which the bytes of ``stored`` are those of ``plain``; several where they do not differ.
 
     Bytes that padding has added are not looked at.
@@ -194,6 +194,7 @@ def orders_of(stored: Bytes, plain: Bytes, tensor: str) -> set[str]:
         stored: of one matrix, in any shape.
         plain: the matrix [N, X] that it may be an order of, not padded.
         tensor: which it is, a name of :data:`EXPERTS` or :data:`LINEAR`; for w13 rows are gate's, then up's.
+        among: the orders that are tried, None for all.
     """
     gate_up, scale = tensor.startswith("w13"), tensor.endswith("_scale")
     orders = ["", "SWZ" if scale else "TILE16"]
@@ -201,12 +202,15 @@ def orders_of(stored: Bytes, plain: Bytes, tensor: str) -> set[str]:
     for shape in set(_padded(stored.size, plain.shape, gate_up, scale, tensor in EXPERTS)):
         for order in orders:
             for rows in _ROWS if gate_up else ("",):
+                name = " of ".join(part for part in (order, rows) if part) or _PLAIN
+                if name in found or (among is not None and name not in among):
+                    continue
                 try:
                     back = _ROWS[rows](_BYTES[order](stored.reshape(shape)))
                 except ValueError:
                     continue  # no order of such a shape
                 if _begins(back, plain, gate_up):
-                    found.add(" of ".join(part for part in (order, rows) if part) or _PLAIN)
+                    found.add(name)
     return found
 
 
