@@ -190,12 +190,12 @@ def test_without_a_place_for_compiled_code_it_is_compiled_each_time(monkeypatch:
     from numba.core import caching
 
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
-    cpu_kernel.compiled.cache_clear()
+    cpu_kernel._compiled.cache_clear()
     try:
         x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
         assert_same(cpu.quantize(x), mxfp4.quantize(x))
     finally:
-        cpu_kernel.compiled.cache_clear()
+        cpu_kernel._compiled.cache_clear()
 
 
 def _quantize_in_child(queue: "multiprocessing.Queue[int]") -> None:

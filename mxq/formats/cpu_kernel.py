@@ -9,6 +9,7 @@ starts with it, elsewhere it compiles its own in about a second.
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +28,17 @@ SIGN, SATURATED, COLUMNS = 7, 8, 9
 """After them come a limit beyond which an element keeps its sign, and one beyond which it is saturated."""
 
 
-@functools.lru_cache
 def compiled(measured: bool) -> Callable[..., None]:
+    """Return the kernel, which compiles itself once however many threads ask for it at the same time."""
+    with _once:
+        return _compiled(measured)
+
+
+_once = threading.Lock()
+
+
+@functools.lru_cache
+def _compiled(measured: bool) -> Callable[..., None]:
     """Return the kernel, from numba's cache where there is one: without a writable place numba refuses to look."""
     rows = _measured_rows if measured else _rows
     try:

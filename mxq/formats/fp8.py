@@ -8,6 +8,7 @@ A block has 256 values, however large it is. They are computed once, and element
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,9 @@ def dequantize(
     with np.errstate(all="ignore"):
         bits = (values() * scales[..., None]).view(np.uint32)
     tables = _nearest_bfloat16(bits) if out.dtype == np.uint16 else bits
-    _compiled()(codes, tables, which, width, out)
+    with _once:  # however many threads ask for it at the same time
+        kernel = _compiled()
+    kernel(codes, tables, which, width, out)
 
 
 @functools.lru_cache
@@ -55,6 +58,9 @@ def values() -> npt.NDArray[np.float32]:
 def _nearest_bfloat16(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
     """Round the bits of float32; quiet NaN stays NaN."""
     return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+
+
+_once = threading.Lock()
 
 
 @functools.lru_cache
