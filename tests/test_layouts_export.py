@@ -81,7 +81,7 @@ def part(tensors: Tensors, block: str, tp: int, rank: int, experts: range) -> di
     [
         ("moe-a4w4", 4, 1, 1),
         ("moe-a4w4", 1, 2, 1),
-        ("moe-a4w4", 2, 2, 3),
+        ("moe-a4w4", 2, 2, 2),
         ("moe-interleaved", 2, 1, 1),
         ("moe-triton", 8, 1, 7),
     ],
@@ -135,7 +135,7 @@ def test_dense_layers_are_split_as_engines_split_them(dense_source: Path, tmp_pa
             [*range(64, 128), *range(192, 256), *range(384, 512)],
             256,
         ),
-        ("dense-asm", 4, 3, "layers.3.self_attn.k_proj", [*range(64, 128)], 256),
+        ("dense-asm", 4, 1, "layers.3.self_attn.k_proj", [*range(64)], 256),
         ("dense-asm", 2, 1, "layers.0.mlp.down_proj", [*range(256)], 256),
         ("dense-asm", 1, 0, "layers.3.self_attn.o_proj", [*range(256)], 256),
     ):
