@@ -189,7 +189,7 @@ def test_ranks_of_the_trained_model_add_up_to_its_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [foreign.compressed_tensors, foreign.autoround])
-def test_other_tools_checkpoints_give_the_same_bytes(
+def test_other_tools_checkpoints_give_the_same_numbers(
     converted_moe: Path, exported: Path, tmp_path: Path, form: Callable[..., Path]
 ) -> None:
     options = {"sign_of_zero": False} if form is foreign.compressed_tensors else {}
@@ -198,8 +198,18 @@ def test_other_tools_checkpoints_give_the_same_bytes(
     mxq("export", path, out, "--kernel", "moe-a4w4", "--tp", 4, "--rank", 1)
     found, wanted = read_all(out), read_all(exported)
     assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted if name.endswith("_scale"))
+    for name, tensor in wanted.items():
+        if name.endswith("_scale"):
+            assert torch.equal(found[name], tensor)
+        else:
+            assert torch.equal(unsigned_zeros(found[name]), unsigned_zeros(tensor))
     mxq("check", out, "--against", path)
+
+
+def unsigned_zeros(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of which no zero is negative, as the tools differ in that."""
+    low, high = codes & 15, codes >> 4
+    return low.masked_fill(low == 8, 0) | high.masked_fill(high == 8, 0) << 4
 
 
 def test_the_description_says_what_it_is(converted_moe: Path, exported: Path) -> None:
