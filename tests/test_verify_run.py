@@ -60,12 +60,21 @@ def test_what_mxq_writes_has_no_problem(source: Path, tmp_path: Path, experts: s
 
 
 def test_any_changed_byte_is_found_by_its_checksum(converted_dense: Path, tmp_path: Path) -> None:
-    for name in ("model.safetensors", "tokenizer.json", "layers.jsonl", "README.md"):
+    for name in ("model.safetensors", "tokenizer.json", "layers.jsonl"):
         path = shutil.copytree(converted_dense, tmp_path / name)
         content = bytearray((path / name).read_bytes())
         content[-2] ^= 1
         (path / name).write_bytes(content)
         assert f"{name} changed after it was written: its sha256 is not that in the manifest" in found(path)
+
+
+def test_what_people_and_hubs_add_is_no_damage(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(converted_dense, tmp_path / "published")
+    (path / ".gitattributes").write_text("*.safetensors filter=lfs\n")
+    (path / ".cache").mkdir()
+    (path / "LICENSE").write_text("Apache-2.0\n")
+    (path / "README.md").write_text("# Our own words\n")
+    assert found(path, dense_source) == []
 
 
 def test_files_and_manifest_that_come_or_go(converted_dense: Path, tmp_path: Path) -> None:
@@ -183,6 +192,7 @@ def test_tensors_that_are_missing_or_too_many(converted_dense: Path, dense_sourc
         tensors["model.extra.weight"] = torch.zeros(2, 2, dtype=torch.bfloat16)
 
     assert found(defective(converted_dense, tmp_path, edit), dense_source) == [
+        f"{tmp_path / 'defective'}: {DENSE}mlp.up_proj.weight is missing (and 1 more)",
         f"{DENSE}mlp.up_proj.weight (and 1 more) of the source are missing",
         "model.extra.weight is not in the source",
     ]

@@ -78,7 +78,7 @@ def command(
     """Convert MODEL to MXFP4 into the new directory OUT.
 
     MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model; in bf16, fp16, fp32 or
-    block-FP8 (e4m3 with weight_scale_inv), of which what stays unquantized becomes bf16. Tensors are read and
+    block-FP8 (e4m3 with weight_scale_inv, which becomes bf16 where it is not quantized). Tensors are read and
     written one at a time. OUT appears when all of it is there; until then files are in OUT.partial, and after
     Ctrl-C, SIGTERM or a crash the same command continues with those that are complete.
 

@@ -10,6 +10,7 @@ from mxq.errors import UsageError
 from mxq.formats.rules import BLOCK
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
+from mxq.verify.complete import lacks_mtp
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
 _AITER_COLUMNS, _AITER_ROWS = 256, 32
@@ -103,6 +104,8 @@ def lints(source: Checkpoint, quantized: list[Piece]) -> list[str]:
     said = []
     if (source.path / DEQUANTIZED).is_file():
         said.append("mxq dequantize made this from MXFP4 weights: their error is in it, and will be measured as none")
+    if lacks_mtp(source):
+        said.append("config.json says that there is an MTP head, and there is none: MTP cannot draft for the result")
     narrow: dict[tuple[str, int, int], str] = {}
     for piece in quantized:
         rows, columns = piece.stop - piece.start, source.tensors[piece.tensor].shape[-1]

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint import Checkpoint, manifest
-from mxq.checkpoint.beside import DEQUANTIZED, LAYERS, MANIFEST
+from mxq.checkpoint.beside import CARD, DEQUANTIZED, LAYERS, MANIFEST
 from mxq.checkpoint.headers import open_regular
 from mxq.checkpoint.reader import inside
 from mxq.errors import MxqError, UsageError
 from mxq.formats.rules import RULES
 from mxq.verify import structure
 from mxq.verify.compare import compare
+from mxq.verify.complete import lacks_mtp
 from mxq.verify.findings import CONVERT_AGAIN, Problem, Report
 from mxq.verify.installed_vllm import check_vllm
 from mxq.verify.opening import Opened, open_checked
 from mxq.verify.values import check_values
+
+_READ_BY_ENGINES = frozenset(".safetensors .bin .pt .pth .gguf .json .jsonl .jinja .model .txt .tiktoken .py".split())
 
 
 def verify(path: Path, against: Path | Checkpoint | None = None, *, rows: int = 16, seed: int = 0) -> Report:
@@ -41,14 +44,20 @@ def verify(path: Path, against: Path | Checkpoint | None = None, *, rows: int = 
     if opened is None:
         return report
     claims = structure.check(opened, report)
+    if lacks_mtp(opened.checkpoint):
+        report.skip("mtp", "there is no MTP head, though config.json says so: MTP cannot draft for it")
     if claims is not None:
         modules = structure.modules(opened.checkpoint)
         check_vllm(claims, structure.found_packed(modules), modules, report)
     check_values(opened.checkpoint, report)
-    _check_manifest(opened, report)
+    checks = [
+        check for check in report.checks if check.name != structure.COMPLETE
+    ]  # the source says what is missing, too
+    comparable = all(problem.rewritable for check in checks for problem in check.problems)
+    comparable &= _check_manifest(opened, report)  # whose checksums say that a byte changed, and the source says which
     if against is None:
         return report
-    if claims is None or not all(problem.rewritable for problem in report.problems):
+    if claims is None or not comparable:
         report.skip("source", "not compared, because of the problems above")
     else:
         source = against if isinstance(against, Checkpoint) else Checkpoint.open(against)
@@ -56,20 +65,24 @@ def verify(path: Path, against: Path | Checkpoint | None = None, *, rows: int = 
     return report
 
 
-def _check_manifest(opened: Opened, report: Report) -> None:
+def _check_manifest(opened: Opened, report: Report) -> bool:
+    """Add what the manifest shows; return False for one that cannot be read."""
     path = opened.checkpoint.path
     try:
         content = manifest.read(path)
     except MxqError as error:
         report.add("manifest", "sha256 of every file", [Problem(error.message, error.hint or CONVERT_AGAIN)])
-        return
+        return False
     if content is not None:
-        report.add("manifest", *_manifest(opened, content))
-    elif (path / LAYERS).exists():
+        covered, problems = _manifest(opened, content)
+        report.add("manifest", covered, problems)
+        return not any("is malformed" in problem.what for problem in problems)
+    if (path / LAYERS).exists():
         what = f"there is {LAYERS}, which mxq writes, but no {MANIFEST}: it is not complete"
         report.add("manifest", "sha256 of every file", [Problem(what)])
     else:
         report.skip("manifest", f"another tool made it: without {MANIFEST} no checksum tells whether a byte changed")
+    return True
 
 
 def _manifest(opened: Opened, content: dict[str, Any]) -> tuple[str, list[Problem]]:
@@ -101,6 +114,7 @@ def _check_files(path: Path, files: dict[str, Any]) -> list[Problem]:
     problems = [
         Problem(f"{name} is not in {MANIFEST}: it was added later", "remove it if engines might read it")
         for name in sorted(present - files.keys())
+        if not name.startswith(".") and Path(name).suffix in _READ_BY_ENGINES
     ]
     problems += [Problem(f"{name} is missing") for name in sorted(files.keys() - present)]
     held = []
@@ -111,6 +125,6 @@ def _check_files(path: Path, files: dict[str, Any]) -> list[Problem]:
         except MxqError as error:
             problems.append(Problem(error.message, error.hint or CONVERT_AGAIN))
     for name, actual in manifest.checksums(held).items():
-        if actual != files[name]:
+        if actual != files[name] and name != CARD:  # which people go on writing
             problems.append(Problem(f"{name} changed after it was written: its sha256 is not that in the manifest"))
     return problems

@@ -21,6 +21,8 @@ from mxq.verify.findings import CONVERT_AGAIN, Problem, Report, about
 from mxq.verify.opening import Opened, open_checked
 
 _SCALE = "_scale"
+COMPLETE = "complete"
+"""The check that nothing is missing."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,17 @@ def check(opened: Opened, report: Report) -> Claims | None:
     problems += [
         Problem(what, "put the config.json back that belongs to these weights") for what in contradictions(checkpoint)
     ]
-    if not problems:  # a config.json that cannot be read, or is another model's, makes nonsense of these numbers
-        try:
-            check_complete(
-                checkpoint, {name: qwen35.pieces(name, tensor.shape) for name, tensor in checkpoint.tensors.items()}
-            )
-        except UsageError as error:
-            problems.append(Problem(error.message, error.hint or CONVERT_AGAIN))
     report.add("config", covered, problems)
+    if not problems:  # a config.json that cannot be read, or is another model's, makes nonsense of this
+        pieces = {name: qwen35.pieces(name, tensor.shape) for name, tensor in checkpoint.tensors.items()}
+        lacking = []
+        try:
+            check_complete(checkpoint, pieces)
+        except UsageError as error:
+            lacking = [Problem(error.message, error.hint or CONVERT_AGAIN)]
+        report.add(
+            COMPLETE, "a tensor for each of the model's, of as many layers and experts as config.json says", lacking
+        )
     return claims
 
 
