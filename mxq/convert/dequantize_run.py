@@ -18,7 +18,7 @@ from mxq.checkpoint.writer import ShardWriter, TensorSpec, index
 from mxq.convert import dequantize_facts
 from mxq.convert.dequantize import Plan
 from mxq.convert.fill import Copy, copies, fill
-from mxq.convert.origin import changes, files
+from mxq.convert.origin import files, refuse_changed
 from mxq.convert.partial import Partial, SpoiledError, held
 from mxq.errors import MxqError
 from mxq.files import write_json
@@ -64,24 +64,15 @@ def run(plan: Plan, out: Path, spec: str, *, jobs: int = 1) -> dict[str, Any]:
                 _write_tensors(plan, partial, jobs)
                 _write_beside(plan, spec, partial)
             except (MxqError, OSError):
-                _check_source(plan, made)  # which may be why
+                refuse_changed(plan.source, made["source_files"], "read")  # which may be why
                 raise
-            _check_source(plan, made)
+            refuse_changed(plan.source, made["source_files"], "read")
             partial.publish()
         return parse_json((partial.out / DEQUANTIZED).read_bytes(), DEQUANTIZED)
 
 
 def _beside(path: Path) -> list[str]:
     return [name for name in copied_files(path) if name not in _OF_QUANTIZATION]
-
-
-def _check_source(plan: Plan, made: dict[str, Any]) -> None:
-    changed = changes(plan.source, made["source_files"])
-    if changed:
-        raise SpoiledError(
-            f"{plan.source.path} changed while it was read: {'; '.join(changed)}",
-            "nothing was left behind: run the same command again when nothing writes to it",
-        )
 
 
 def _write_beside(plan: Plan, spec: str, partial: Partial) -> None:

@@ -13,6 +13,7 @@ from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.convert import manifest
 from mxq.convert.journal import differences
+from mxq.convert.partial import SpoiledError
 from mxq.convert.plan import Plan
 from mxq.errors import MxqError
 from mxq.files import sha256_file
@@ -83,6 +84,16 @@ def changes(source: Checkpoint, before: dict[str, list[Any]]) -> list[str]:
     if not changed and weights and fingerprint(Checkpoint.open(source.path)) != fingerprint(source):
         changed.append("headers or config.json differ")
     return changed
+
+
+def refuse_changed(source: Checkpoint, before: dict[str, list[Any]], doing: str) -> None:
+    """Raise SpoiledError if the source's files are not as ``before``; ``doing`` says what was done meanwhile."""
+    changed = changes(source, before)
+    if changed:
+        raise SpoiledError(
+            f"{source.path} changed while it was {doing}: {'; '.join(changed)}",
+            "nothing was left behind: run the same command again when nothing writes to it",
+        )
 
 
 def _state(file: Path, tensors: list[TensorInfo]) -> list[Any]:

@@ -18,7 +18,7 @@ from mxq.checkpoint.writer import Shard, index
 from mxq.convert import manifest
 from mxq.convert.card import card
 from mxq.convert.executors import Executor, local
-from mxq.convert.origin import changes, conversion
+from mxq.convert.origin import conversion, refuse_changed
 from mxq.convert.partial import Partial, SpoiledError, held
 from mxq.convert.plan import Plan
 from mxq.convert.stream import Feed, most_at_once
@@ -71,9 +71,9 @@ def run(
                     _write_tensors(plan, partial, executor or local(jobs), devices)
                 _write_beside(plan, spec, partial)
             except (MxqError, OSError):
-                _check_source(plan, made)  # which may be why
+                refuse_changed(plan.source, made["source_files"], "converted")  # which may be why
                 raise
-            _check_source(plan, made)
+            refuse_changed(plan.source, made["source_files"], "converted")
             partial.publish()
         facts = read_manifest(partial.out)
     assert facts is not None
@@ -100,15 +100,6 @@ def _write_beside(plan: Plan, spec: str, partial: Partial) -> None:
     problems = structure.problems_of(directory)
     if problems:
         raise SpoiledError(f"the checkpoint written is wrong, which is a defect of mxq: {problems[0].what}")
-
-
-def _check_source(plan: Plan, made: dict[str, Any]) -> None:
-    changed = changes(plan.source, made["source_files"])
-    if changed:
-        raise SpoiledError(
-            f"{plan.source.path} changed while it was converted: {'; '.join(changed)}",
-            "nothing was left behind: run the same command again when nothing writes to it",
-        )
 
 
 def _config(plan: Plan) -> dict[str, Any]:
