@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxq.checkpoint.headers import SIZES, TensorInfo
+from mxq.checkpoint.quantization import without
 from mxq.checkpoint.reader import Checkpoint
 from mxq.errors import MxqError, UsageError
 from mxq.models import qwen35
@@ -174,7 +175,9 @@ class _BlockFp8(Checkpoint):
                 tensors[name] = TensorInfo(name, dtype, tensor.shape, tensor.file, 0, size)
             elif not name.endswith(SCALE):
                 tensors[name] = tensor
-        super().__init__(files.path, _unquantized(files.config), tensors, files.metadata, files.index, files.elsewhere)
+        super().__init__(
+            files.path, without(files.config, _CONFIGS), tensors, files.metadata, files.index, files.elsewhere
+        )
         self.files, self._block, self._dtype = files, block, dtype
 
     @functools.cached_property
@@ -254,11 +257,3 @@ class _BlockFp8(Checkpoint):
                 "the source is damaged: get it again",
             )
         return scales
-
-
-def _unquantized(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json without what it says of quantization."""
-    kept = {key: value for key, value in config.items() if key not in _CONFIGS}
-    if isinstance(kept.get("text_config"), dict):
-        kept["text_config"] = {key: value for key, value in kept["text_config"].items() if key not in _CONFIGS}
-    return kept

@@ -16,7 +16,7 @@ soon as one entry names the block or something in it; those of compressed-tensor
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Protocol
 
 from mxq.checkpoint.compressed_tensors import CompressedTensors, compressed_tensors_config
@@ -142,3 +142,11 @@ def exclude_entries(kept: Iterable[str], quantized: Iterable[str]) -> list[str]:
     present = {qwen35.part(module) for module in kept}
     patterns = [_WHOLE_PART[part] for part in sorted(present - touched) if part in _WHOLE_PART]
     return [*sorted(names), *sorted(engine_names), *patterns]
+
+
+def without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Return a config.json without ``keys``, which some tools repeat for the language model."""
+    left = {key: value for key, value in config.items() if key not in keys}
+    if isinstance(text := left.get("text_config"), dict):
+        left["text_config"] = {key: value for key, value in text.items() if key not in keys}
+    return left

@@ -13,6 +13,7 @@ from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.beside import CARD, DEQUANTIZED, copied_files, left_files
 from mxq.checkpoint.headers import parse_json
 from mxq.checkpoint.manifest import checksum
+from mxq.checkpoint.quantization import without
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.writer import ShardWriter, TensorSpec, index
 from mxq.convert import dequantize_facts
@@ -80,7 +81,7 @@ def _write_beside(plan: Plan, spec: str, partial: Partial) -> None:
     names = index(plan.shards)
     if names is not None:
         write_json(directory / INDEX, names)
-    write_json(directory / "config.json", _config(plan.source.config))
+    write_json(directory / "config.json", without(plan.source.config, ("quantization_config",)))
     for name in _beside(plan.source.path):
         shutil.copyfile(inside(plan.source.path, name), directory / name)
     facts = dequantize_facts.facts(plan, spec, directory, partial.journal.shards)
@@ -91,14 +92,6 @@ def _write_beside(plan: Plan, spec: str, partial: Partial) -> None:
     result = Checkpoint.open(directory)
     if result.quantization is not None or contradictions(result):
         raise SpoiledError("the checkpoint written is wrong, which is a defect of mxq")
-
-
-def _config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json without its ``quantization_config``, which some tools repeat for the language model."""
-    left = {key: value for key, value in config.items() if key != "quantization_config"}
-    if isinstance(text := left.get("text_config"), dict):
-        left["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
-    return left
 
 
 def _write_tensors(plan: Plan, partial: Partial, jobs: int) -> None:
