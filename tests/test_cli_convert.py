@@ -58,7 +58,7 @@ def test_from_plan_to_inspect(source: Path, tmp_path: Path) -> None:
 
 def test_json_of_every_verb_agrees_with_the_files(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    planned = json.loads(mxq("plan", source, "--json").stdout)
+    planned = json.loads(mxq("plan", source, "--json", "--max-shard-size", "2MB").stdout)
     converted = json.loads(mxq("quantize", source, out, "--json", "--max-shard-size", "2MB").stdout)
     verified = json.loads(mxq("verify", out, "--against", source, "--json").stdout)
     inspected = json.loads(mxq("inspect", out, "--worst", 1000, "--json").stdout)
@@ -69,6 +69,7 @@ def test_json_of_every_verb_agrees_with_the_files(source: Path, tmp_path: Path) 
     assert planned["bytes_after"] == converted["bytes_after"] == inspected["bytes"]
     assert planned["bytes_after"] == sum(tensor["bytes_after"] for tensor in tensors.values())
     assert sorted(converted["files"]) == sorted(file.name for file in out.glob("*.safetensors"))
+    assert [shard["file"] for shard in planned["shards"]] == converted["files"]
     assert verified["ok"] is True
     assert len(inspected["worst"]) == converted["quantized_matrices"]
     sqnr = [layer["sqnr_db"] for layer in inspected["worst"]]

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from mxq.cli.options import jobs_option
-from mxq.cli.sizes import Size
+from mxq.cli.options import jobs_option, shard_size_option
 from mxq.files import size
 
 _EPILOG = """\b
@@ -27,9 +26,7 @@ Examples:
     help="How routed experts are written: one tensor for all of a layer, one for each, or as the published "
     "checkpoints have them (the language model's fused, the MTP head's as they are).",
 )
-@click.option(
-    "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
-)
+@shard_size_option
 @jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 def command(model: str, out: Path, experts: str, max_shard_size: int, jobs: int, as_json: bool) -> None:

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import click
 
+from mxq.cli.sizes import Size
+
 F = TypeVar("F", bound=Callable[..., object])
 
 _MOST_JOBS = 16  # which read and write faster than disks do
@@ -32,6 +34,17 @@ def conversion_options(command: F) -> F:
         "--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours."
     )
     return recipe(form(experts(command)))
+
+
+def shard_size_option(command: F) -> F:
+    """Add ``--max-shard-size``: how large the files that are written become."""
+    return click.option(
+        "--max-shard-size",
+        type=Size(),
+        default="5GB",
+        show_default=True,
+        help="Largest file, unless one tensor is larger.",
+    )(command)
 
 
 def jobs_option(command: F) -> F:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mxq.cli.options import conversion_options, jobs_option
+from mxq.cli.options import conversion_options, jobs_option, shard_size_option
 from mxq.cli.tables import numbers_hidden, show, table
 from mxq.files import size
 
@@ -28,10 +28,13 @@ Examples:
 @click.command(epilog=_EPILOG)
 @click.argument("model")
 @conversion_options
+@shard_size_option
 @jobs_option
 @click.option("--tensors", is_flag=True, help="Show tensors, not only rules; layers and experts are counted together.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every single tensor, instead of a table.")
-def command(model: str, recipe: str, form: str, experts: str, jobs: int, tensors: bool, as_json: bool) -> None:
+def command(
+    model: str, recipe: str, form: str, experts: str, max_shard_size: int, jobs: int, tensors: bool, as_json: bool
+) -> None:
     """Show what converting MODEL would do, by which rule, and write nothing.
 
     MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model. Everything that would
@@ -44,7 +47,7 @@ def command(model: str, recipe: str, form: str, experts: str, jobs: int, tensors
     from mxq.convert.plan import plan
     from mxq.convert.stream import most_at_once
 
-    planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts)
+    planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts, max_shard_size=max_shard_size)
     expected = estimate(planned, jobs)
     files, at_once = most_at_once(planned, planned.source.sizes)
     if as_json:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from mxq.cli.options import conversion_options, jobs_option
-from mxq.cli.sizes import Size
+from mxq.cli.options import conversion_options, jobs_option, shard_size_option
 from mxq.errors import UsageError
 from mxq.files import size
 
@@ -34,9 +33,7 @@ Examples:
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
 @conversion_options
-@click.option(
-    "--max-shard-size", type=Size(), default="5GB", show_default=True, help="Largest file, unless one tensor is larger."
-)
+@shard_size_option
 @click.option(
     "--stream",
     is_flag=True,
