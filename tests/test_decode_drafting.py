@@ -11,10 +11,11 @@ from decoding import Models, random_prompt, rewrite
 from torch import Tensor
 
 from mxq import decode
-from mxq.decode.dflash import DFlashConfig
+from mxq.decode.dflash import masks
 from mxq.decode.drafting import DFlashDrafter, MTPDrafter
 from mxq.decode.target import Pass, Target
 from mxq.errors import MxqError, UsageError
+from mxq.models.dflash import DFlashConfig
 
 IDS = torch.randint(0, 500, (60,), generator=torch.Generator().manual_seed(3))
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
@@ -157,16 +158,19 @@ def test_masks_follow_layer_types_window_and_causality() -> None:
     def rows(mask: Tensor | None) -> list[str] | None:
         return None if mask is None else ["".join("01"[int(x)] for x in row) for row in mask]
 
-    assert config_with().masks(4, 2, cpu) == [None, None]
+    assert masks(config_with(), 4, 2, cpu) == [None, None]
     # A sliding layer that nothing is said about is causal; a full one is not.
-    assert [rows(mask) for mask in config_with(**sliding).masks(4, 3, cpu)] == [["0011100", "0001110", "0000111"], None]
+    assert [rows(mask) for mask in masks(config_with(**sliding), 4, 3, cpu)] == [
+        ["0011100", "0001110", "0000111"],
+        None,
+    ]
     # Said to be non-causal, its window reaches both ways.
-    both_ways = config_with(**sliding, is_causal=False).masks(4, 3, cpu)
+    both_ways = masks(config_with(**sliding, is_causal=False), 4, 3, cpu)
     assert [rows(mask) for mask in both_ways] == [["0011111", "0001111", "0000111"], None]
     # is_causal of the drafter counts before that of dflash_config.
     nested = {"dflash_config": {"mask_token_id": 63, "target_layer_ids": [0], "causal": True}}
-    assert rows(config_with(**nested).masks(1, 2, cpu)[1]) == ["110", "111"]
-    assert config_with(**nested, is_causal=False).masks(1, 2, cpu) == [None, None]
+    assert rows(masks(config_with(**nested), 1, 2, cpu)[1]) == ["110", "111"]
+    assert masks(config_with(**nested, is_causal=False), 1, 2, cpu) == [None, None]
 
 
 @torch.inference_mode()

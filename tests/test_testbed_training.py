@@ -18,9 +18,10 @@ from torch import nn
 
 from mxq import decode, testbed
 from mxq.checkpoint import Checkpoint
-from mxq.decode.dflash import DFlashConfig, DFlashModel
+from mxq.decode.dflash import DFlashModel
 from mxq.decode.drafting import Method
 from mxq.decode.mtp import MTPModel
+from mxq.models.dflash import DFlashConfig
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = text.families()

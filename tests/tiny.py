@@ -9,8 +9,9 @@ from testbed_training import export, text
 from testbed_training import tokenizer as tok
 from testbed_training.target import CausalLM
 
-from mxq.decode.dflash import DFlashConfig, DFlashModel
+from mxq.decode.dflash import DFlashModel
 from mxq.decode.mtp import MTPModel
+from mxq.models.dflash import DFlashConfig
 
 
 def write_target(directory: Path, *, moe: bool = False, seed: int = 0, layers: int = 4, vocabulary: int = 512) -> Path:

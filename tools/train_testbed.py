@@ -26,7 +26,7 @@ from testbed_training import data, dflash, export, features, measure, mtp, targe
 from testbed_training import tokenizer as tok
 from tokenizers import Tokenizer
 
-from mxq.decode.dflash import DFlashConfig
+from mxq.models.dflash import DFlashConfig
 
 
 @dataclasses.dataclass(frozen=True)

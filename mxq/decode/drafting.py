@@ -5,23 +5,24 @@ the session observes the newly committed positions with the target's true hidden
 follow the last committed one. What it computed for a proposal never outlives it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.fitting import check_dflash, check_mtp
 from mxq.checkpoint.fp8 import decodable
 from mxq.decode.cache import KeyValueCache, causal_mask
-from mxq.decode.dflash import DFlashConfig, DFlashModel
-from mxq.decode.loading import Placer, check_layer_count, refuse_unused
+from mxq.decode.dflash import DFlashModel, masks
+from mxq.decode.loading import Placer, refuse_unused
 from mxq.decode.mtp import MTPModel
 from mxq.decode.sampling import Sampling, choose
 from mxq.decode.target import Pass, Target
-from mxq.errors import MxqError, UsageError
+from mxq.errors import UsageError
 from mxq.progress import note
 
 Method = Literal["dflash", "mtp"]
@@ -174,8 +175,8 @@ class _DFlashSession:
         block = torch.cat([last, last.new_full((k,), self._model.config.mask_token_id)])
         positions = torch.arange(past, past + k + 1, device=last.device)[None]
         context = [self._cache.get(layer) for layer in self._layers]
-        masks = self._model.config.masks(past, k + 1, last.device)
-        hidden = self._model(self._target.embed(block[None]), positions, context, masks)[0]
+        mask = masks(self._model.config, past, k + 1, last.device)
+        hidden = self._model(self._target.embed(block[None]), positions, context, mask)[0]
         # Slot j predicts the token at its own position; slot 0 holds the last committed token itself.
         return Draft(*choose(self._target.logits(hidden[1:]), self._sampling, self._generator))
 
@@ -199,11 +200,7 @@ def load_drafter(path: Path | None, target: Target, method: Method) -> Drafter:
 
 def _load_mtp(target: Target) -> MTPDrafter:
     checkpoint = decodable(Checkpoint.open(target.path))
-    if not any(name.startswith("mtp.") for name in checkpoint.tensors):
-        raise MxqError(
-            f"{target.path}: no mtp.* tensors, so there is no MTP head to draft with",
-            "tools that save through transformers drop them; take the original checkpoint",
-        )
+    check_mtp(checkpoint)
     with torch.device("meta"):
         model = MTPModel(target.config)
     placer = Placer(checkpoint, target.dtype, target.device)
@@ -213,54 +210,12 @@ def _load_mtp(target: Target) -> MTPDrafter:
     return MTPDrafter(target, model.eval())
 
 
-def check_dflash(path: Path, target: Path, text_config: Mapping[str, Any]) -> DFlashConfig:
-    """Return the configuration of the DFlash drafter in ``path`` if it can be right, and right for a target.
-
-    Nothing but config.json and the headers is read, so this comes before a large target is loaded. ``text_config`` is
-    the text model's part of the config.json in ``target``. Raises UsageError for a drafter that belongs to another
-    target, MxqError for one that is broken, both naming the file and the key.
-    """
-    checkpoint = Checkpoint.open(path)
-    where = f"{checkpoint.path}/config.json"
-    try:
-        config = DFlashConfig.from_dict(checkpoint.config)
-    except KeyError as error:
-        raise MxqError(
-            f"{where}: {error.args[0]} is missing",
-            "a DFlash drafter names its mask_token_id and target_layer_ids in dflash_config",
-        ) from None
-    except ValueError as error:
-        raise MxqError(f"{where}: {error}", "correct the drafter's configuration") from None
-    _check_fits(config, target, text_config, where)
-    check_layer_count(checkpoint, config.num_hidden_layers)
-    return config
-
-
 def _load_dflash(path: Path, target: Target) -> DFlashDrafter:
-    config = check_dflash(path, target.path, target.config.to_dict())
     checkpoint = Checkpoint.open(path)
+    config = check_dflash(checkpoint, target.path, target.config.to_dict())
     with torch.device("meta"):
         model = DFlashModel(config)
     placer = Placer(checkpoint, target.dtype, target.device)
     placer.fill(model, "")
     refuse_unused(checkpoint, placer.used, ignored=())
     return DFlashDrafter(target, model.eval(), checkpoint.path)
-
-
-def _check_fits(config: DFlashConfig, target: Path, text_config: Mapping[str, Any], where: str) -> None:
-    layers = text_config.get("num_hidden_layers")
-    if type(layers) is not int:
-        raise MxqError(f"{target}/config.json: num_hidden_layers is {layers!r}", "correct the target's configuration")
-    hint = f"the drafter was trained for another target than {target}"
-    for what, drafter_has, target_has in (
-        ("hidden_size", config.hidden_size, text_config.get("hidden_size")),
-        ("vocab_size", config.vocab_size, text_config.get("vocab_size")),
-        ("num_target_layers", config.num_target_layers, layers),
-    ):
-        if drafter_has is not None and drafter_has != target_has:
-            name = what.removeprefix("num_target_")
-            raise UsageError(f"{where}: {what} is {drafter_has}, the target's {name} {target_has}", hint)
-    outside = [layer for layer in config.target_layer_ids if not 0 <= layer < layers]
-    if outside or not config.target_layer_ids:
-        ids = list(config.target_layer_ids)
-        raise UsageError(f"{where}: target_layer_ids is {ids}, the target's layers are 0 to {layers - 1}", hint)

@@ -162,16 +162,6 @@ class Placer:
             module._apply_gate = lambda gate_up: fake_quantize(gate(gate_up))  # type: ignore[assignment]
 
 
-def check_layer_count(checkpoint: Checkpoint, layers: int) -> None:
-    """Raise MxqError for more layers than the checkpoint could have, before as many modules are built."""
-    held = len(checkpoint.tensors)
-    if layers > held:
-        raise MxqError(
-            f"{checkpoint.path}/config.json: {layers} layers, but the checkpoint holds {held} tensors",
-            "the weights and config.json do not belong together",
-        )
-
-
 def refuse_unused(checkpoint: Checkpoint, used: Collection[str], ignored: tuple[str, ...]) -> None:
     """Raise MxqError if the checkpoint holds tensors that are neither ``used`` nor named with an ``ignored`` prefix."""
     unused = [name for name in checkpoint.tensors if name not in used and not name.startswith(ignored)]

@@ -17,10 +17,11 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig, Qwen3_5TextModel
 from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig, Qwen3_5MoeTextModel
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.fitting import check_layer_count
 from mxq.checkpoint.fp8 import decodable
 from mxq.decode.cache import KeyValueCache, causal_mask
 from mxq.decode.gdn import GatedDeltaState, Update, read_block, read_prompt
-from mxq.decode.loading import Placer, check_layer_count, refuse_unused
+from mxq.decode.loading import Placer, refuse_unused
 from mxq.errors import MxqError
 from mxq.models import qwen35
 

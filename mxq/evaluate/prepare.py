@@ -9,6 +9,7 @@ from typing import Any
 
 from mxq import progress
 from mxq.checkpoint import Checkpoint, open_headers, resolve
+from mxq.checkpoint.fitting import check_dflash
 from mxq.checkpoint.fp8 import decodable
 from mxq.engines import Sampling
 from mxq.errors import UsageError
@@ -187,10 +188,9 @@ def _drafter(request: Request, checkpoints: Mapping[str, Checkpoint]) -> tuple[M
         if not named:
             raise UsageError("DFlash needs a drafter", "give --drafter MODEL: a DFlash drafter made for this target")
         spec = f"{named[0]}-dflash"
-    from mxq.decode.drafting import check_dflash  # slow to import, and reading a run back does without it
-
     path = resolve(spec)
-    configs = [check_dflash(path, c.path, _text_config(c.config)) for c in checkpoints.values()]
+    opened = Checkpoint.open(path)
+    configs = [check_dflash(opened, c.path, _text_config(c.config)) for c in checkpoints.values()]
     return Model(spec, path, fingerprint(path)), caveats.of_budgets(spec, configs[0].block_size, request.budgets)
 
 

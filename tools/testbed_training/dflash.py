@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mxq.decode.dflash import DFlashConfig, DFlashModel
+from mxq.decode.dflash import DFlashModel
+from mxq.models.dflash import DFlashConfig
 
 from .features import Answers
 from .target import CausalLM, Log, _adamw, _descend, _set_lr
