@@ -237,3 +237,18 @@ def test_targets_that_cannot_be_compared_are_not_downloaded(
     said = mxq("eval", *models, "--out", tmp_path / "run", code=2)
     assert "is not quantized, so it is not the MXFP4 target" in said.stderr
     assert list((tmp_path / "home").rglob("*.safetensors*")) == []
+
+
+def test_serve_looks_at_headers_and_where_it_cannot_takes_your_word(hub: Hub, mxq: Runner, converted_moe: Path) -> None:
+    hub.add("org/moe", converted_moe)
+    command = ("--hardware", "mi355x", "--print")
+    line = mxq("serve", "org/moe@main", *command).stdout
+    assert line.startswith("VLLM_ROCM_USE_AITER=1 vllm serve org/moe ")
+    assert line.endswith(" --revision main\n")
+    assert not list(mxq.home.rglob("*.safetensors"))
+    said = mxq("serve", "org/other", *command, code=1, environment=OFFLINE).stderr
+    assert len(said.splitlines()) == 2
+    assert said.endswith("; --assume looks at no model\n")
+    line = mxq("serve", "org/other@v1", *command, "--assume", "moe-mxfp4", environment=OFFLINE).stdout
+    assert line.startswith("VLLM_ROCM_USE_AITER=1 vllm serve org/other ")
+    assert line.endswith(" --revision v1\n")

@@ -26,6 +26,7 @@ _VERBS = {
     "layout": ("layout", "Write, undo or check the byte orders that AITER's kernels read."),
     "inspect": ("inspect", "Look into a checkpoint: tensors, sizes, what is quantized."),
     "eval": ("eval", "Run targets x methods x budgets x workloads into a run directory."),
+    "serve": ("serve", "Start vLLM as the published runs did, or print the command."),
 }
 
 _EPILOG = """\b
