@@ -125,6 +125,11 @@ def test_verification_that_fails_lists_every_problem_and_exits_with_3(dense_sour
     assert report["ok"] is False
 
 
+def test_options_of_a_comparison_need_a_source(converted_dense: Path) -> None:
+    for option in ("--rows", "--seed"):
+        fails("verify", converted_dense, option, 0, code=2, reason=f"{option} is for comparing with a source")
+
+
 def foreign_defect(source: Path, tmp_path: Path) -> Path:
     """Another tool's checkpoint whose list of what is not quantized lacks the MTP head and names globs."""
     mxq("quantize", source, tmp_path / "ours")

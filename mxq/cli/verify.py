@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from mxq.cli.tables import table
 from mxq.errors import MismatchError, UsageError
@@ -68,6 +69,10 @@ def command(
     from mxq.checkpoint.resolve import hub_id
     from mxq.verify.run import verify
 
+    source_of = click.get_current_context().get_parameter_source
+    given = [f"--{name}" for name in ("rows", "seed") if source_of(name) != ParameterSource.DEFAULT]
+    if given and against is None:
+        raise UsageError(f"{given[0]} is for comparing with a source", "name one with --against, or leave it out")
     if stream and (against is None or hub_id(against) is None):
         raise UsageError("--stream is for a source on the hub", "give its id with --against, or leave --stream out")
     source = None
