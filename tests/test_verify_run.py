@@ -143,6 +143,11 @@ def test_one_code_and_one_scale_are_found_by_quantizing_again(
     assert problem.places == (f"{DENSE}mlp.down_proj row 9", f"{DENSE}mlp.up_proj row 300")
 
 
+def test_what_is_said_of_a_sample_is_not_said_of_all(converted_dense: Path, dense_source: Path) -> None:
+    covered = verify(converted_dense, dense_source, rows=16).checks[-1].covered
+    assert covered.startswith("400 sampled rows of 25 matrices quantized again; SQNR of these rows from 1")
+
+
 def test_the_sample_moves_with_the_seed(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
     path = defective(
         converted_dense, tmp_path, lambda tensors: tensors[DENSE + "mlp.up_proj.weight"][300:364].bitwise_xor_(1)

@@ -118,7 +118,8 @@ def requantize(
         covered += f"; {_rule_found(list(healthy.values()), rounded / blocks, rule)}"
     if healthy:
         worst = min(healthy, key=lambda name: healthy[name].sqnr_db)
-        covered += f"; SQNR from {healthy[worst].sqnr_db:.1f} dB ({worst})"
+        of = "" if rows == 0 else " of these rows"
+        covered += f"; SQNR{of} from {healthy[worst].sqnr_db:.1f} dB ({worst})"
     return covered, problems
 
 
