@@ -41,8 +41,8 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, atomically, with a final newline."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    with atomic_write(path) as stream:
-        stream.write(text + "\n")
+    with atomic_write(path, "wb") as stream:
+        stream.write(f"{text}\n".encode(errors="backslashreplace"))  # as JSON, too, writes bytes of no character
 
 
 def lock(descriptor: int) -> str | None:

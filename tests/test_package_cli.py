@@ -3,18 +3,14 @@
 import errno
 import importlib
 import os
-import subprocess
 import sys
 import types
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
 from mxq import cli, errors, progress
-
-MXQ = Path(sys.executable).parent / "mxq"
 
 
 def invoke(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -131,11 +127,3 @@ def test_every_verb_explains_itself_with_examples(verb: str) -> None:
 def test_help_fits_a_terminal_of_80_columns(verb: str | None) -> None:
     for words in [[]] if verb is None else commands(verb):
         assert [line for line in invoke(*words, "--help").stdout.splitlines() if len(line) > 80] == []
-
-
-def test_a_reader_that_has_left_gets_no_complaint() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    result = subprocess.run([MXQ, "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert result.stderr == b""

@@ -72,6 +72,13 @@ def test_survival_by_position(path: Path) -> None:
     assert shown[-1] == "15"
 
 
+def test_a_terminal_without_bars_gets_tenths(path: Path) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show(summarise(read_run(path)), Console(file=stream, width=80))
+    stream.seek(0)
+    assert re.search("arithmetic bf16 +96" + "3" * 13 + " ", stream.read())
+
+
 def test_speed_and_notes(path: Path) -> None:
     text = printed(path, 80)
     assert re.search(r"dflash-15 +250\.0 +250\.0 +2\.50x +2\.50x +2\.50x", text)

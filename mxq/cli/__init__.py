@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from mxq import __version__, errors, progress
+from mxq.cli import streams
 
 # verb -> (module in mxq.cli that holds it as ``command``, the line shown by `mxq --help`)
 _VERBS = {
@@ -44,6 +45,10 @@ Examples:
 
 class _LazyGroup(click.Group):
     """A group that knows its verbs' names and one-line helps without importing them."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        streams.prepare()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -75,8 +80,8 @@ class _LazyGroup(click.Group):
         try:
             with _sigterm_interrupts(ctx):
                 return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click knows what to do, also when the reader of stdout (head, less) has gone away
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise  # click knows what to do
         except errors.MxqError as error:
             _fail(ctx, f"error: {error.message}", error.hint, error.exit_code)
         except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """mxq_manifest.json: what a converted checkpoint was made from and how, and the checksum of every file of it."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ def source_name(spec: str) -> str:
     model = hub_id(spec)
     if model is not None:
         return model.name
-    return spec if spec.startswith("testbed:") else Path(spec).resolve().name
+    if spec.startswith("testbed:"):
+        return spec
+    return os.fsencode(Path(spec).resolve().name).decode(errors="backslashreplace")  # a name need not be UTF-8
 
 
 def origin(plan: Plan, spec: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from mxq.report.summary import POINT_ESTIMATES, CellSummary, Summary
 from mxq.stats import Acceptance
 
 _BARS = "▁▂▃▄▅▆▇█"
+_TENTHS = "0123456789"  # where there are no such characters
 _WIDE = 110
 
 
@@ -17,7 +18,7 @@ def show(summary: Summary, console: Console) -> None:
     """Print all tables, notes and warnings."""
     for warning in summary.warnings:
         console.print(Text(f"WARNING: {warning}\n", style="bold red"))
-    for title, table in _tables(summary, console.width):
+    for title, table in _tables(summary, console.width, _TENTHS if console.options.ascii_only else _BARS):
         console.print(Text(title, style="bold"))
         console.print(table)
         console.print()
@@ -25,13 +26,13 @@ def show(summary: Summary, console: Console) -> None:
         console.print(Text(note))
 
 
-def _tables(summary: Summary, width: int) -> Iterator[tuple[str, Table]]:
+def _tables(summary: Summary, width: int, bars: str) -> Iterator[tuple[str, Table]]:
     if summary.configurations:
         title = "Acceptance length, pooled: tokens committed per verify pass, bonus included"
         yield title, acceptance_table(summary, width)
         for configuration in _deepest(summary.configurations):
             title = f"Survival, {configuration}: share of verify passes that accepted at least i drafts"
-            yield title, survival_table(summary, configuration, width)
+            yield title, survival_table(summary, configuration, width, bars)
     title = "Output tokens per second of wall clock, one request at a time, prefill included\n"
     yield f"{title}(speedup: over plain decoding, ar, of the same precision)", speed_table(summary)
     if any(cell.identity for cell in summary.cells):
@@ -62,8 +63,8 @@ def acceptance_table(summary: Summary, width: int) -> Table:
     return table
 
 
-def survival_table(summary: Summary, configuration: str, width: int) -> Table:
-    """Return the survival curve of every workload and target, as a bar per position and as numbers."""
+def survival_table(summary: Summary, configuration: str, width: int, bars: str = _BARS) -> Table:
+    """Return the survival curve of every workload and target, as one of ``bars`` per position and as numbers."""
     found = {
         (workload, target): cell.acceptance
         for workload in summary.workloads
@@ -91,7 +92,7 @@ def survival_table(summary: Summary, configuration: str, width: int) -> Table:
         for target in summary.targets:
             curve = found.get((workload, target))
             row = [workload if target == summary.targets[0] else "", target]
-            row += [_bars(curve), *(_share(curve.survival[i] if curve else None) for i in shown)]
+            row += [_curve(curve, bars), *(_share(curve.survival[i] if curve else None) for i in shown)]
             gaps = [b - a for a, b in zip(base.survival, curve.survival, strict=True)] if base and curve else []
             if both:
                 row += _gaps(gaps) if target == "mxfp4" else ["", ""]
@@ -238,8 +239,8 @@ def _per_request(a: Acceptance | None) -> str:
     return f"{a.per_request_mean:.3f}{spread}"
 
 
-def _bars(a: Acceptance | None) -> str:
-    return "-" if a is None else "".join(_BARS[min(int(s * len(_BARS)), len(_BARS) - 1)] for s in a.survival)
+def _curve(a: Acceptance | None, bars: str) -> str:
+    return "-" if a is None else "".join(bars[min(int(s * len(bars)), len(bars) - 1)] for s in a.survival)
 
 
 def _gaps(gaps: Sequence[float]) -> list[str]:
