@@ -10,6 +10,13 @@
 Anything else that escapes is a defect of mxq: the command line shows it as such, with a traceback under ``--debug``.
 """
 
+import shlex
+
+
+def quoted(*words: object) -> str:
+    """Return words of a command, or a path, as a shell takes them: what a hint says is copied."""
+    return shlex.join(map(str, words))
+
 
 class MxqError(Exception):
     """The work failed for a reason outside mxq.

@@ -110,6 +110,8 @@ def test_models_that_cannot_be_had(hub: Hub, mxq: Runner, dense_source: Path, tm
 def test_no_hub_at_all(hub: Hub, mxq: Runner, dense_source: Path, tmp_path: Path) -> None:
     hub.add("org/tiny", dense_source)
     fails(mxq, "plan", "org/tiny", code=1, reason="HF_HUB_OFFLINE forbids asking the hub", environment=OFFLINE)
+    of = mxq("plan", "org/tiny@v1", code=1, environment=OFFLINE)
+    assert "run `hf download org/tiny --revision v1` where the hub can be reached" in of.stderr
     mxq("plan", "org/tiny")
     for verb in (("plan",), ("quantize", tmp_path / "out")):  # of which the cache has the config now, but no weights
         fails(mxq, verb[0], "org/tiny", *verb[1:], code=1, reason="HF_HUB_OFFLINE forbids", environment=OFFLINE)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mxq.checkpoint.resolve import HubId
-from mxq.errors import MxqError, UsageError
+from mxq.errors import MxqError, UsageError, quoted
 from mxq.progress import note
 
 _TRUST = "its answers are not to be trusted: check HF_ENDPOINT and the network"
@@ -96,9 +96,10 @@ def _known(model: HubId, error: BaseException, place: Path | None) -> MxqError |
         case errors.RemoteEntryNotFoundError():
             return MxqError(f"the hub at {_endpoint()} lists files of {model} that it does not have", "try again later")
         case errors.OfflineModeIsEnabled():
+            revision = [] if model.revision is None else ["--revision", model.revision]
             return MxqError(
                 f"{model} is not all in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids asking the hub",
-                f"unset it, or run `hf download {model.name}` where the hub can be reached",
+                f"unset it, or run `{quoted('hf', 'download', model.name, *revision)}` where the hub can be reached",
             )
         case errors.FileMetadataError():
             return MxqError(f"what answers at {_endpoint()} is not a hub", "check HF_ENDPOINT, proxy and firewall")

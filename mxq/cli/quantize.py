@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from mxq.cli.options import conversion_options, jobs_option, shard_size_option
-from mxq.errors import UsageError
+from mxq.errors import UsageError, quoted
 from mxq.files import size
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def command(
     before, after = size(planned.bytes_before), size(planned.bytes_after)
     unpacked = f", {dequantized} from FP8 to bf16" if dequantized else ""
     click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied{unpacked}")
-    click.echo(f"check it against its source: mxq verify {out} --against {model}{' --stream' if stream else ''}")
+    command_line = quoted("mxq", "verify", out, "--against", model, *(["--stream"] if stream else []))
+    click.echo(f"check it against its source: {command_line}")
 
 
 def _cluster(address: str | None) -> "contextlib.AbstractContextManager[Executor]":

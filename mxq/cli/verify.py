@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from mxq.cli.tables import table
-from mxq.errors import MismatchError, UsageError
+from mxq.errors import MismatchError, UsageError, quoted
 from mxq.progress import printable
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def command(
         count = len(report.problems)
         what = f"{directory} has {count} problem{'s' if count > 1 else ''}"
         if all(problem.rewritable for problem in report.problems):
-            raise MismatchError(what, f"mxq verify {directory} --fix OUT writes a copy without")
+            raise MismatchError(what, f"{quoted('mxq', 'verify', directory)} --fix OUT writes a copy without")
         raise MismatchError(what, next(problem.fix for problem in report.problems if not problem.rewritable))
 
 

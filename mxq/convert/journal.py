@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint.headers import open_regular, parse_json
-from mxq.errors import MxqError, UsageError
+from mxq.errors import MxqError, UsageError, quoted
 
 FORMAT = 1
 _SHOWN_DIFFERENCES = 5
@@ -91,7 +91,7 @@ def _refuse_unlike(file: Path, lines: list[dict[str, Any]], conversion: dict[str
     if differing:
         more = len(differing) - _SHOWN_DIFFERENCES
         said = [*differing[:_SHOWN_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])]
-        hint = f"name another output, or delete {file.parent} to start over"
+        hint = f"name another output, or delete {quoted(file.parent)} to start over"
         if found := re.match(r"source\.commit is ([0-9a-f]{40}) there", next(iter(differing))):  # a branch has moved
             hint = f"give {there['source'].get('name')}@{found[1]} to continue, or {hint}"
         raise UsageError(f"{file.parent} is of another conversion: {'; '.join(said)}", hint)
@@ -144,12 +144,12 @@ def _lines(file: Path) -> tuple[list[dict[str, Any]], int]:
     if lines and lines[0].get("format", FORMAT) != FORMAT:
         raise UsageError(
             f"{file} has format {lines[0]['format']!r}, and this mxq writes {FORMAT}",
-            f"continue with the mxq that began it, or delete {file.parent} to start over",
+            f"continue with the mxq that began it, or delete {quoted(file.parent)} to start over",
         )
     unchanged = all(line.pop(_CHECK, None) == _checksum(line) for line in lines)
     first, others = all(_holds(line, _FIRST) for line in lines[:1]), lines[1:]
     if not (unchanged and first and all(_holds(line, _SHARD) or _holds(line, _LAST) for line in others)):
-        raise MxqError(f"{file} is damaged", f"delete {file.parent} to start over, or name another output")
+        raise MxqError(f"{file} is damaged", f"delete {quoted(file.parent)} to start over, or name another output")
     return lines, len(whole)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.quantization import Claims
 from mxq.checkpoint.reader import read_config
-from mxq.errors import MxqError, UsageError
+from mxq.errors import MxqError, UsageError, quoted
 from mxq.models import qwen35
 from mxq.verify import structure
 from mxq.verify.claims import claims_of
@@ -42,5 +42,5 @@ def _broken(path: Path, report: Report) -> MxqError:
     more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
     fix = problems[0].fix
     if all(problem.rewritable for problem in problems):
-        fix = f"mxq verify {path} --fix OUT writes a copy without"
+        fix = f"{quoted('mxq', 'verify', path)} --fix OUT writes a copy without"
     return MxqError(f"{path}: {problems[0].what}{more}", fix)

@@ -29,7 +29,7 @@ from mxq.checkpoint.beside import DEQUANTIZED, MANIFEST
 from mxq.checkpoint.resolve import LEFTOVERS
 from mxq.convert.journal import Journal, begun, published, recorded, refuse_unlike
 from mxq.convert.lock import LOCK, locked, refuse_locked
-from mxq.errors import InterruptedRunError, MxqError, UsageError
+from mxq.errors import InterruptedRunError, MxqError, UsageError, quoted
 from mxq.files import sha256_file
 from mxq.progress import note, progress
 
@@ -271,7 +271,7 @@ def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
     refuse_unlike(work / _JOURNAL, conversion)
     if (work / _CHECKPOINT).exists() and not begun(work / _JOURNAL):
         raise UsageError(
-            f"{work} holds no {_JOURNAL} that says what is in it", f"delete {work}, or name another output"
+            f"{work} holds no {_JOURNAL} that says what is in it", f"delete {quoted(work)}, or name another output"
         )
     if not _is_published(out) and not _is_tidied(out, conversion):
         staging.check(out, needed - sum(_occupied(work / name) for name in (_CHECKPOINT, _ATTEMPTS, _SOURCE)))
