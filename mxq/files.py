@@ -16,6 +16,7 @@ from typing import IO, Any
 from mxq import __version__
 
 _CHUNK = 8 << 20
+_COLUMNS = 120
 
 
 @contextlib.contextmanager
@@ -40,9 +41,21 @@ def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, atomically, with a final newline."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = _indented(value, "\n")
     with atomic_write(path, "wb") as stream:
         stream.write(f"{text}\n".encode(errors="backslashreplace"))  # as JSON, too, writes bytes of no character
+
+
+def _indented(value: Any, newline: str) -> str:
+    """Return JSON in which what fits into a line is one: shorter to read, and most of it is made by compiled code."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if len(newline) + len(line) <= _COLUMNS or not isinstance(value, dict | list):
+        return line
+    inner = newline + "  "
+    if isinstance(value, list):
+        return "[" + ",".join(inner + _indented(part, inner) for part in value) + newline + "]"
+    named = (f"{json.dumps(str(name), ensure_ascii=False)}: {_indented(part, inner)}" for name, part in value.items())
+    return "{" + ",".join(inner + part for part in named) + newline + "}"
 
 
 def lock(descriptor: int) -> str | None:

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import llvmlite
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors import safe_open
 
 from mxq import testbed
-from mxq.formats import cpu, cpu_kernel, cpu_rows, elements, kernels, mxfp4
+from mxq.formats import cpu, cpu_kernel, cpu_rows, elements, kernels, machine_code, mxfp4
 from mxq.formats.rules import RULES
 
 Bytes = tuple[torch.Tensor, torch.Tensor]
@@ -185,17 +187,56 @@ def test_what_cannot_be_quantized_is_refused() -> None:
         cpu.quantize(torch.zeros(32), "nearest")
 
 
-def test_without_a_place_for_compiled_code_it_is_compiled_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package in a directory that cannot be written, of a user without a home."""
-    from numba.core import caching
+@pytest.fixture
+def compilations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is compiled with an empty directory for machine code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = []
+    compile_ = machine_code._compile
 
-    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
-    cpu_kernel._compiled.cache_clear()
-    try:
-        x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
-        assert_same(cpu.quantize(x), mxfp4.quantize(x))
-    finally:
-        cpu_kernel._compiled.cache_clear()
+    def compiling(source: str, *rest: Any) -> bytes:
+        done.append(source)
+        return compile_(source, *rest)
+
+    monkeypatch.setattr(machine_code, "_compile", compiling)
+    cpu_kernel.compiled.cache_clear()
+    yield done
+    cpu_kernel.compiled.cache_clear()
+
+
+def quantize_like_a_new_process() -> None:
+    cpu_kernel.compiled.cache_clear()
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    assert_same(cpu.quantize(x), mxfp4.quantize(x))
+
+
+def test_machine_code_is_kept(compilations: list[str], tmp_path: Path) -> None:
+    quantize_like_a_new_process()
+    quantize_like_a_new_process()
+    assert len(compilations) == 1
+    (kept,) = (tmp_path / "mxq").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-100])  # as a full disk leaves it
+    quantize_like_a_new_process()
+    assert len(compilations) == 2
+    quantize_like_a_new_process()
+    assert len(compilations) == 2
+
+
+def test_machine_code_of_another_version_is_not_taken(
+    compilations: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantize_like_a_new_process()
+    monkeypatch.setattr(llvmlite, "__version__", "0")
+    quantize_like_a_new_process()
+    assert len(compilations) == 2
+    assert len(list((tmp_path / "mxq").iterdir())) == 2
+
+
+def test_without_a_place_for_machine_code_it_is_compiled_each_time(compilations: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mxq").write_text("a file where the directory should be")
+    quantize_like_a_new_process()
+    quantize_like_a_new_process()
+    assert len(compilations) == 2
 
 
 def _quantize_in_child(queue: "multiprocessing.Queue[int]") -> None:

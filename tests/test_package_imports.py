@@ -25,7 +25,7 @@ LAYERS = [
     {"cli"},
 ]
 STRANGERS = {frozenset({"convert", "evaluate"})}  # they meet in files only
-HEAVY = {"huggingface_hub", "matplotlib", "numba", "numpy", "rich", "safetensors", "scipy", "torch", "transformers"}
+HEAVY = {"huggingface_hub", "llvmlite", "matplotlib", "numpy", "rich", "safetensors", "scipy", "torch", "transformers"}
 
 
 def imported_modules(source: Path) -> Iterator[str]:

@@ -271,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     load = os.getloadavg()[0]
     rows = [*kernel_rows(options.jobs, 20), *conversion_rows(options, options.work.resolve())]
     hardware = files.hardware()
-    versions = ", ".join(f"{name} {version}" for name, version in files.versions("numpy", "numba", "torch").items())
+    versions = ", ".join(f"{name} {version}" for name, version in files.versions("numpy", "llvmlite", "torch").items())
     lines = [
         "# Whole conversions",
         "",

@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hardware = files.hardware()
         machine = f"{hardware['cpu']}, {hardware['cores']} cores, {options.threads} threads, load average "
         machine += f"{load:.1f} before and {os.getloadavg()[0]:.1f} after the timing"
-        packages = ("torch", "numba")
+        packages = ("torch", "llvmlite")
     timed = time.perf_counter()
     note("comparing every byte with the reference")
     compared, different = mismatches(kernels, options.device)

@@ -129,8 +129,8 @@ class ShardWriter:
         begin, end = self._places[name]
         if start < 0 or begin + start + len(view) > end:
             raise ValueError(f"{name} is larger than its place in {self.file.name}")
-        self._put(self._start + begin + start, view)
-        with self._lock:
+        with self._lock:  # which the system has as well for a file, and waits for busily
+            self._put(self._start + begin + start, view)
             self._left[name] -= len(view)
 
     def hash(self) -> None:

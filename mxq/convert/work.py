@@ -24,7 +24,7 @@ from mxq.progress import Advance
 if TYPE_CHECKING:
     from mxq.formats.device_rows import DeviceRows
 
-_ELEMENTS_AT_ONCE = 1 << 20  # few enough for a chunk to stay in the processor's cache from reading to writing
+_ELEMENTS_AT_ONCE = 1 << 20  # few enough for codes to stay in the processor's cache until they are written
 _CHUNKS_A_TASK = 16
 _DAMAGED = "the source is damaged: MXFP4 cannot hold such values, and nothing was left behind"
 
@@ -130,16 +130,20 @@ class _Quantize:
         step = _rows_at_once(source, self.piece)
         for start in range(self.start, self.stop, step):
             count = min(step, self.stop - start)
-            x = memory.of("x", count * row_bytes)
             packed, scale = (memory.of(f"1/{n}", count * (columns // n)).reshape(count, -1) for n in (2, BLOCK))
-            source.read_into(tensor.name, start * row_bytes, x.data)
-            measures = rows.quantize(x.view(KINDS[tensor.dtype].bits).reshape(count, columns), packed, scale)
-            if measures.bad_blocks:
-                raise _not_finite(source, self.piece)
+            part = max(1, rows.at_once // columns)
+            for first in range(0, count, part):
+                some = min(part, count - first)
+                x = memory.of("x", some * row_bytes)
+                source.read_into(tensor.name, (start + first) * row_bytes, x.data)
+                bits = x.view(KINDS[tensor.dtype].bits).reshape(some, columns)
+                measures = rows.quantize(bits, packed[first : first + some], scale[first : first + some])
+                if measures.bad_blocks:
+                    raise _not_finite(source, self.piece)
+                found.append(measures)
             row = self.place + start - self.start
             writer.write(weight.name, row * packed.shape[-1], packed.data)
             writer.write(scales.name, row * scale.shape[-1], scale.data)
-            found.append(measures)
         return found
 
 

@@ -4,20 +4,18 @@ It is written as vectors, where a block of 32 elements is one value and LLVM cut
 compilers do not find that form in a loop over elements. 32 elements of 16 bits take about a hundred instructions of
 AVX2, and two hundred if their error is measured as well.
 
-Where the compiled kernel can be kept (NUMBA_CACHE_DIR, else beside this file, else in the user's cache) a process
-starts with it, elsewhere it compiles its own in about a second.
+Where machine code can be kept a process starts with what an earlier one compiled (:mod:`mxq.formats.machine_code`).
 """
 
+import ctypes
 import functools
-import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from mxq.formats import machine_code
 from mxq.formats.rules import BLOCK, NAN_BYTE
 
 AT_ONCE = 128
@@ -26,164 +24,129 @@ LIMITS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 """In units of the scale. A code counts those below the magnitude; every other tie goes down, to the even code."""
 SIGN, SATURATED, COLUMNS = 7, 8, 9
 """After them come a limit beyond which an element keeps its sign, and one beyond which it is saturated."""
-
-
-def compiled(measured: bool) -> Callable[..., None]:
-    """Return the kernel, which compiles itself once however many threads ask for it at the same time."""
-    with _once:
-        return _compiled(measured)
-
-
-_once = threading.Lock()
-
-
-@functools.lru_cache
-def _compiled(measured: bool) -> Callable[..., None]:
-    """Return the kernel, from numba's cache where there is one: without a writable place numba refuses to look."""
-    rows = _measured_rows if measured else _rows
-    try:
-        return njit(nogil=True, cache=True)(rows)
-    except RuntimeError:
-        return njit(nogil=True)(rows)
-
-
-def _rows(bits, packed, scale, limits, sums, counts, rule, first, last):
-    """Quantize rows ``first`` to ``last``.
-
-    Scales come first, some hundred at a time: a block's codes wait for its scale, and the next block's scale should not
-    wait for them.
-    """
-    blocks = scale.shape[1]
-    for row in range(first, last):
-        for start in range(0, blocks, AT_ONCE):
-            stop = min(start + AT_ONCE, blocks)
-            some, some_scale = bits[row, start * 32 : stop * 32], scale[row, start:stop]
-            _scales(some, some_scale, limits, rule)
-            _codes(some, packed[row, start * 16 : stop * 16], some_scale, limits)
-
-
-def _measured_rows(bits, packed, scale, limits, sums, counts, rule, first, last):
-    """Do what :func:`_rows` does, and measure."""
-    blocks = scale.shape[1]
-    for row in range(first, last):
-        for start in range(0, blocks, AT_ONCE):
-            stop = min(start + AT_ONCE, blocks)
-            some, some_scale = bits[row, start * 32 : stop * 32], scale[row, start:stop]
-            _measured_scales(some, some_scale, limits, rule, counts[row])
-            some_packed = packed[row, start * 16 : stop * 16]
-            _measured_codes(some, some_packed, some_scale, limits, sums[row], counts[row])
-
-
-@intrinsic
-def _scales(typing, bits, scale, limits, rule):
-    """Choose the scales of blocks: bits [K] -> scale uint8 [K/32].
-
-    limits is [256, 9, 32]; rule int32 [3] is carry, finer, zero_byte.
-    """
-    return _intrinsic(_Row.scales, bits=bits, scale=scale, limits=limits, rule=rule)
-
-
-@intrinsic
-def _measured_scales(typing, bits, scale, limits, rule, counts):
-    """Do what :func:`_scales` does; counts[1:5] are updated."""
-    return _intrinsic(_Row.scales, bits=bits, scale=scale, limits=limits, rule=rule, counts=counts)
-
-
-@intrinsic
-def _codes(typing, bits, packed, scale, limits):
-    """Make the codes of blocks from their scales: bits [K] -> packed uint8 [K/2]."""
-    return _intrinsic(_Row.codes, bits=bits, packed=packed, scale=scale, limits=limits)
-
-
-@intrinsic
-def _measured_codes(typing, bits, packed, scale, limits, sums, counts):
-    """Do what :func:`_codes` does; sums (signal, noise) and counts[0] are updated."""
-    return _intrinsic(_Row.codes, bits=bits, packed=packed, scale=scale, limits=limits, sums=sums, counts=counts)
-
-
-def _intrinsic(write: Callable[..., None], **kinds: Any) -> Any:
-    """Return the signature of an intrinsic that takes arrays of those kinds, and what generates it."""
-
-    def generate(context, builder, signature, arguments):
-        arrays = {
-            name: context.make_array(kind)(context, builder, value)
-            for name, kind, value in zip(kinds, signature.args, arguments, strict=True)
-        }
-        blocks = cgutils.unpack_tuple(builder, arrays["scale"].shape)[0]
-        pointers = {name: array.data for name, array in arrays.items()}
-        write(_Row(builder, kinds["bits"].dtype, pointers), blocks)
-        return context.get_dummy_value()
-
-    return types.void(*kinds.values()), generate
-
+COUNTS = ("saturated", "zero_blocks", "bad_blocks", "lowest", "highest", "first_bad_row")
+"""What is counted, in the order of the kernel."""
 
 _I1, _I8, _I16, _I32, _I64 = (ir.IntType(width) for width in (1, 8, 16, 32, 64))
 _F32, _F64 = ir.FloatType(), ir.DoubleType()
+_LANES = {"BF16": _I16, "F16": _I16, "F32": _I32}
+_POINTERS = ("bits", "packed", "scale", "limits", "sums", "counts")
+_NUMBERS = ("carry", "finer", "zero_byte", "stride", "blocks", "first", "last")
 
 
-class _Row:
-    """Writes the instructions of the intrinsics; vectors are of the 32 elements of a block."""
+@functools.lru_cache
+def compiled(kind: str, measured: bool) -> Callable[..., None]:
+    """Return the kernel for numbers of a kind by the name that safetensors gives it.
 
-    def __init__(self, builder: Any, dtype: Any, pointers: dict[str, Any]) -> None:
-        self.b = builder
-        self.float16 = dtype == types.uint16
-        self.width = dtype.bitwidth
-        self.lane = ir.IntType(self.width)
+    Its arguments are addresses and integers:
+
+    * bits [rows, K], ``stride`` elements from one row to the next; packed uint8 [rows, K/2]; scale uint8 [rows, K/32];
+    * limits [256, 9, 32], integers like bits;
+    * sums float64 [2] and counts int64 [6], written if it measures: signal and noise, and :data:`COUNTS`;
+    * carry, finer and zero_byte of the scale rule; stride; blocks, K/32; the first row and that after the last one.
+    """
+    types = [ctypes.c_void_p] * len(_POINTERS) + [ctypes.c_int64] * len(_NUMBERS)
+    name = f"{kind}_{'measured' if measured else 'plain'}"
+    return machine_code.function(name, lambda name: _source(name, kind, measured), Path(__file__).read_bytes(), types)
+
+
+def _source(name: str, kind: str, measured: bool) -> str:
+    module, byte = ir.Module(), _I8.as_pointer()
+    lane = _LANES[kind].as_pointer()
+    pointers = [lane, byte, byte, lane, _F64.as_pointer(), _I64.as_pointer()]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), pointers + [_I64] * len(_NUMBERS)), name)
+    _Kernel(function, kind, measured).rows()
+    return str(module)
+
+
+class _Kernel:
+    """Writes the instructions; vectors are of the 32 elements of a block."""
+
+    def __init__(self, function: Any, kind: str, measured: bool) -> None:
+        self.b = ir.IRBuilder(function.append_basic_block())
+        self.float16 = kind == "F16"
+        self.lane = _LANES[kind]
+        self.width = self.lane.width
         self.block = ir.VectorType(self.lane, BLOCK)
         self.floats = ir.VectorType(_F32, BLOCK)
-        self.at = pointers
+        self.measured = measured
+        self.at = dict(zip(_POINTERS, function.args, strict=False))
+        self.number = dict(zip(_NUMBERS, function.args[len(_POINTERS) :], strict=True))
+        for name in ("carry", "finer", "zero_byte"):
+            self.number[name] = self.b.trunc(self.number[name], _I32)
+        nothing = ir.Constant(ir.VectorType(_F64, 8), [0.0] * 8)
+        self.totals = [self.variable(nothing) for _ in range(2)]
+        self.counts = {name: self.variable(_I64(0)) for name in COUNTS}
+        self.b.store(_I64(NAN_BYTE), self.counts["lowest"])
+        self.b.store(_I64(-1), self.counts["first_bad_row"])
+
+    def rows(self) -> None:
+        """Loop over the rows.
+
+        Scales come first, some hundred at a time: a block's codes wait for its scale, and the next block's scale should
+        not wait for them.
+        """
+        b, blocks = self.b, self.number["blocks"]
+        whole = dict(self.at)
+        with machine_code.loop(b, b.sub(self.number["last"], self.number["first"])) as i:
+            row = b.add(self.number["first"], i)
+            bad = b.load(self.counts["bad_blocks"])
+            with machine_code.loop(b, b.udiv(b.add(blocks, _I64(AT_ONCE - 1)), _I64(AT_ONCE))) as part:
+                start = b.mul(part, _I64(AT_ONCE))
+                count = self.least(b.sub(blocks, start), _I64(AT_ONCE))
+                place = b.add(b.mul(row, blocks), start)
+                element = b.add(b.mul(row, self.number["stride"]), b.mul(start, _I64(BLOCK)))
+                self.at["bits"] = b.gep(whole["bits"], [element])
+                self.at["packed"] = b.gep(whole["packed"], [b.mul(place, _I64(BLOCK // 2))])
+                self.at["scale"] = b.gep(whole["scale"], [place])
+                self.scales(count)
+                self.codes(count)
+            first = self.counts["first_bad_row"]
+            now = b.load(self.counts["bad_blocks"])
+            found = b.and_(b.icmp_signed("==", bad, _I64(0)), b.icmp_signed(">", now, _I64(0)))
+            b.store(b.select(found, row, b.load(first)), first)
+        if self.measured:
+            for i, total in enumerate(self.totals):
+                b.store(self.tree(b.load(total)), b.gep(self.at["sums"], [_I64(i)]))
+            for i, count in enumerate(self.counts.values()):
+                b.store(b.load(count), b.gep(self.at["counts"], [_I64(i)]))
+        b.ret_void()
 
     def scales(self, blocks: Any) -> None:
-        """Loop over the blocks."""
+        """Loop over some blocks of a row and write their scales."""
         b = self.b
-        carry, finer, zero_byte = (b.load(b.gep(self.at["rule"], [_I64(i)])) for i in range(3))
-        measured = "counts" in self.at
-        starts = [b.load(b.gep(self.at["counts"], [_I64(i)])) for i in range(1, 5)] if measured else []
-        counts = [cgutils.alloca_once_value(b, start) for start in starts]
-        with cgutils.for_range(b, blocks) as loop:
-            magnitude = self.magnitude(self.elements(loop.index))
+        with machine_code.loop(b, blocks) as block:
+            magnitude = self.magnitude(self.elements(block))
             amax = self.float32_bits(self.call(f"llvm.vector.reduce.smax.v32i{self.width}", self.lane, magnitude))
             finite = b.icmp_signed("<", amax, _I32(0x7F800000))
             zero = b.icmp_signed("==", amax, _I32(0))
-            byte = self.most(b.sub(b.lshr(b.add(amax, carry), _I32(23)), _I32(2)), _I32(1))
-            byte = self.finest(byte, magnitude, b.select(finite, finer, _I32(0)))
-            if measured:
-                zeros, bad, lowest, highest = counts
-                ordinary = b.and_(finite, b.not_(zero))
-                wide = b.zext(byte, _I64)
-                b.store(b.add(b.load(zeros), b.zext(zero, _I64)), zeros)
-                b.store(b.add(b.load(bad), b.zext(b.not_(finite), _I64)), bad)
-                b.store(self.least(b.load(lowest), b.select(ordinary, wide, _I64(NAN_BYTE))), lowest)
-                b.store(self.most(b.load(highest), b.select(ordinary, wide, _I64(0))), highest)
-            byte = b.select(zero, zero_byte, b.select(finite, byte, _I32(NAN_BYTE)))
-            b.store(b.trunc(byte, _I8), b.gep(self.at["scale"], [loop.index]))
-        for i, count in enumerate(counts, start=1):
-            b.store(b.load(count), b.gep(self.at["counts"], [_I64(i)]))
+            byte = self.most(b.sub(b.lshr(b.add(amax, self.number["carry"]), _I32(23)), _I32(2)), _I32(1))
+            byte = self.finest(byte, magnitude, b.select(finite, self.number["finer"], _I32(0)))
+            if self.measured:
+                ordinary, wide = b.and_(finite, b.not_(zero)), b.zext(byte, _I64)
+                self.update("zero_blocks", b.add, b.zext(zero, _I64))
+                self.update("bad_blocks", b.add, b.zext(b.not_(finite), _I64))
+                self.update("lowest", self.least, b.select(ordinary, wide, _I64(NAN_BYTE)))
+                self.update("highest", self.most, b.select(ordinary, wide, _I64(0)))
+            byte = b.select(zero, self.number["zero_byte"], b.select(finite, byte, _I32(NAN_BYTE)))
+            b.store(b.trunc(byte, _I8), b.gep(self.at["scale"], [block]))
 
     def codes(self, blocks: Any) -> None:
-        """Loop over the blocks."""
+        """Loop over the same blocks and write their codes."""
         b = self.b
-        measured = "sums" in self.at
-        nothing = ir.Constant(ir.VectorType(_F64, 8), [0.0] * 8)
-        totals = [cgutils.alloca_once_value(b, nothing) for _ in range(2)]
-        saturated = cgutils.alloca_once_value(b, _I64(0))
-        with cgutils.for_range(b, blocks) as loop:
-            self.prefetch(loop.index)
-            elements = self.elements(loop.index)
+        with machine_code.loop(b, blocks) as block:
+            self.prefetch(block)
+            elements = self.elements(block)
             magnitude = self.magnitude(elements)
-            byte = b.zext(b.load(b.gep(self.at["scale"], [loop.index])), _I32)
-            above = self.above(magnitude, byte, COLUMNS if measured else COLUMNS - 1)
+            byte = b.zext(b.load(b.gep(self.at["scale"], [block])), _I32)
+            above = self.above(magnitude, byte, COLUMNS if self.measured else COLUMNS - 1)
             eights = self.splat_constant(self.block, 8)
             sign = b.lshr(elements, self.splat_constant(self.block, self.width - 4))
             sign = b.and_(sign, b.and_(above[SIGN], eights))
-            self.pack(b.or_(b.neg(self.sum(above[: len(LIMITS)])), sign), loop.index)
-            if measured:
+            self.pack(b.or_(b.neg(self.sum(above[: len(LIMITS)])), sign), block)
+            if self.measured:
                 with b.if_then(b.icmp_signed("!=", byte, _I32(NAN_BYTE)), likely=True):
-                    self.measure(magnitude, byte, above, totals, saturated)
-        if measured:
-            for i, total in enumerate(totals):
-                self.add_to("sums", i, self.tree(b.load(total)))
-            self.add_to("counts", 0, b.load(saturated))
+                    self.measure(magnitude, byte, above)
 
     def prefetch(self, block: Any) -> None:
         """Ask for the elements that the next call begins with, at the same block of it."""
@@ -193,21 +156,26 @@ class _Row:
             pointer = b.bitcast(b.gep(self.at["bits"], [index]), _I8.as_pointer())
             self.call("llvm.prefetch.p0", ir.VoidType(), pointer, _I32(0), _I32(3), _I32(1))
 
-    def measure(self, magnitude: Any, byte: Any, above: list[Any], totals: list[Any], saturated: Any) -> None:
-        """Add the squares of a block's elements and errors to ``totals``, each in eight parts."""
+    def measure(self, magnitude: Any, byte: Any, above: list[Any]) -> None:
+        """Add the squares of a block's elements and errors to the totals, each in eight parts."""
         b, doubles = self.b, ir.VectorType(_F64, 8)
         y = self.scaled(magnitude, byte)
         factor = self.power(b.mul(b.sub(byte, _I32(127)), _I32(2)), _F64)
-        for total, values in zip(totals, (y, b.fsub(y, self.values(above))), strict=True):
+        for total, values in zip(self.totals, (y, b.fsub(y, self.values(above))), strict=True):
             squares = self.eight_sums_of_squares(b.fpext(values, ir.VectorType(_F64, BLOCK)))
             b.store(self.call("llvm.fmuladd.v8f64", doubles, squares, self.splat(factor, 8), b.load(total)), total)
         beyond = b.bitcast(b.trunc(above[SATURATED], ir.VectorType(_I1, BLOCK)), _I32)
-        b.store(b.add(b.load(saturated), b.zext(self.call("llvm.ctpop.i32", _I32, beyond), _I64)), saturated)
+        self.update("saturated", b.add, b.zext(self.call("llvm.ctpop.i32", _I32, beyond), _I64))
 
-    def add_to(self, name: str, index: int, value: Any) -> None:
-        pointer = self.b.gep(self.at[name], [_I64(index)])
-        add = self.b.fadd if value.type == _F64 else self.b.add
-        self.b.store(add(self.b.load(pointer), value), pointer)
+    def update(self, name: str, operation: Callable[[Any, Any], Any], value: Any) -> None:
+        self.b.store(operation(self.b.load(self.counts[name]), value), self.counts[name])
+
+    def variable(self, value: Any) -> Any:
+        """Return a place in the function's frame that holds ``value`` from here on."""
+        with self.b.goto_entry_block():
+            place = self.b.alloca(value.type)
+        self.b.store(value, place)
+        return place
 
     def elements(self, block: Any) -> Any:
         return self.vector("bits", self.b.mul(block, _I64(BLOCK)))
@@ -227,12 +195,12 @@ class _Row:
         """Return, of ``byte`` and the ``finer`` below it, that of the lowest squared error (mxq.formats.rules)."""
         b = self.b
         sum_type = _F64 if self.width == 32 else _F32
-        best, gain = cgutils.alloca_once_value(b, byte), cgutils.alloca_once_value(b, sum_type(0.0))
+        best, gain = self.variable(byte), self.variable(sum_type(0.0))
         with b.if_then(b.icmp_signed(">", finer, _I32(0)), likely=False):
             y = self.scaled(magnitude, byte)
             first = self.values(self.above(magnitude, byte, len(LIMITS)))
-            with cgutils.for_range(b, finer) as loop:
-                candidate = self.most(b.sub(byte, b.add(loop.index, _I32(1))), _I32(1))
+            with machine_code.loop(b, finer) as index:
+                candidate = self.most(b.sub(byte, b.add(index, _I32(1))), _I32(1))
                 second = self.values(self.above(magnitude, candidate, len(LIMITS)))
                 second = self.times(second, self.power(b.sub(candidate, byte), _F32))
                 difference = b.fsub(first, second)
@@ -353,4 +321,5 @@ class _Row:
 
     def call(self, name: str, result: Any, *arguments: Any) -> Any:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
-        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), arguments)
+        function = self.b.module.globals.get(name) or ir.Function(self.b.module, kind, name)
+        return self.b.call(function, arguments)

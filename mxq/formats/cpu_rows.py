@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mxq.formats.cpu_kernel import COLUMNS, LIMITS, SATURATED, SIGN, compiled
+from mxq.formats.cpu_kernel import COLUMNS, COUNTS, LIMITS, SATURATED, SIGN, compiled
 from mxq.formats.rules import BLOCK, NAN_BYTE, scale_rule
 
 _LARGEST_BYTE = 253
+_MEASURED_AT_ONCE = 1 << 18  # elements: sums do not depend on how many threads add them up
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,20 @@ class Measures:
 
 
 class Rows:
-    """What the kernel makes of rows of one type by one rule."""
+    """What the kernel makes of rows of one type by one rule.
+
+    Attributes:
+        at_once: elements that are best read, quantized and written before the next ones are read.
+    """
+
+    at_once = 1 << 18  # which stay in the processor's cache meanwhile
 
     def __init__(self, kind: str, rule: str, *, measured: bool) -> None:
         """Prepare for numbers of a ``kind`` in :data:`KINDS` and a ``rule`` in :data:`mxq.formats.rules.RULES`."""
         chosen = scale_rule(rule)
         self._limits = _limits(kind, chosen.signed_zero)
-        self._rule = np.array([chosen.carry, chosen.finer, chosen.zero_byte], np.int32)
-        self._kernel = compiled(measured)
+        self._rule = (chosen.carry, chosen.finer, chosen.zero_byte)
+        self._kernel = compiled(kind, measured)
 
     def quantize(
         self, bits: npt.NDArray[Any], packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8], threads: int = 1
@@ -93,28 +100,37 @@ class Rows:
             scale: [rows, K/32], contiguous, is written.
             threads: how many work on it; the result does not depend on it.
         """
-        count = len(bits)
-        sums, counts = np.zeros((count, 2)), np.zeros((count, 5), np.int64)
-        counts[:, 3] = NAN_BYTE
-        arguments = (bits, packed, scale, self._limits, sums, counts, self._rule)
-        parts = min(threads, count)
-        if parts == 1:
-            self._kernel(*arguments, 0, count)
-        elif parts:
-            edges = [count * part // parts for part in range(parts + 1)]
-            for done in [_pool(threads).submit(self._kernel, *arguments, *edges[i : i + 2]) for i in range(parts)]:
-                done.result()
-        bad = np.flatnonzero(counts[:, 2])
-        return Measures(
-            signal=math.fsum(sums[:, 0]),
-            noise=math.fsum(sums[:, 1]),
-            saturated=int(counts[:, 0].sum()),
-            zero_blocks=int(counts[:, 1].sum()),
-            bad_blocks=int(counts[:, 2].sum()),
-            lowest=int(counts[:, 3].min(initial=NAN_BYTE)),
-            highest=int(counts[:, 4].max(initial=0)),
-            first_bad_row=int(bad[0]) if bad.size else None,
-        )
+        rows, columns = bits.shape
+        step = max(1, _MEASURED_AT_ONCE // max(1, columns))
+        starts = range(0, rows, step)
+        sums, counts = np.zeros((len(starts), 2)), np.zeros((len(starts), len(COUNTS)), np.int64)
+        *given, sum_0, count_0 = (array.ctypes.data for array in (bits, packed, scale, self._limits, sums, counts))
+        numbers = (*self._rule, bits.strides[0] // bits.itemsize, columns // BLOCK)
+
+        def run(part: int) -> None:
+            first = starts[part]
+            found = (sum_0 + part * sums.strides[0], count_0 + part * counts.strides[0])
+            self._kernel(*given, *found, *numbers, first, min(first + step, rows))
+
+        for _ in (map if threads == 1 else _pool(threads).map)(run, range(len(starts))):
+            pass
+        return _measures(sums.tolist(), counts.tolist())
+
+
+def _measures(sums: list[list[float]], counts: list[list[int]]) -> Measures:
+    """Return the measures of all parts of a tensor."""
+    signal, noise = zip(*sums, strict=True) if sums else ((), ())
+    count = dict(zip(COUNTS, zip(*counts, strict=True), strict=True)) if counts else dict.fromkeys(COUNTS, ())
+    return Measures(
+        signal=math.fsum(signal),
+        noise=math.fsum(noise),
+        saturated=sum(count["saturated"]),
+        zero_blocks=sum(count["zero_blocks"]),
+        lowest=min(count["lowest"], default=NAN_BYTE),
+        highest=max(count["highest"], default=0),
+        bad_blocks=sum(count["bad_blocks"]),
+        first_bad_row=next((row for row in count["first_bad_row"] if row >= 0), None),
+    )
 
 
 @functools.lru_cache

@@ -16,7 +16,13 @@ _TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 class DeviceRows:
-    """What a device makes of rows of one type by one rule."""
+    """What a device makes of rows of one type by one rule.
+
+    Attributes:
+        at_once: elements that are best read, quantized and written before the next ones are read.
+    """
+
+    at_once = 1 << 20
 
     def __init__(self, kind: str, rule: str, device: str) -> None:
         """Prepare for numbers of a ``kind`` in :data:`mxq.formats.cpu_rows.KINDS` on a device as torch calls it."""

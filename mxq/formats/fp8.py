@@ -7,14 +7,17 @@ scale, multiplied in float32. That is exact where the scale is a bfloat16, as in
 A block has 256 values, however large it is. They are computed once, and elements look theirs up.
 """
 
+import ctypes
 import functools
-import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from llvmlite import ir
+
+from mxq.formats import machine_code
 
 TYPES: dict[str, type[Any]] = {"F32": np.uint32, "BF16": np.uint16}
 """Types in which numbers are given, by the names of safetensors -> integers that hold their bits."""
@@ -39,10 +42,10 @@ def dequantize(
     """
     with np.errstate(all="ignore"):
         bits = (values() * scales[..., None]).view(np.uint32)
-    tables = _nearest_bfloat16(bits) if out.dtype == np.uint16 else bits
-    with _once:  # however many threads ask for it at the same time
-        kernel = _compiled()
-    kernel(codes, tables, which, width, out)
+    tables = np.ascontiguousarray(_nearest_bfloat16(bits) if out.dtype == np.uint16 else bits)
+    codes, which = np.ascontiguousarray(codes), np.ascontiguousarray(which)
+    addresses = (array.ctypes.data for array in (codes, tables, which, out))
+    _compiled(out.itemsize * 8)(*addresses, *codes.shape, width, scales.shape[1])
 
 
 @functools.lru_cache
@@ -60,23 +63,34 @@ def _nearest_bfloat16(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
     return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
 
 
-_once = threading.Lock()
-
-
 @functools.lru_cache
-def _compiled() -> Callable[..., None]:
-    """Return the kernel, from numba's cache where there is one: without a writable place numba refuses to look."""
-    try:
-        return njit(nogil=True, cache=True)(_look_up)
-    except RuntimeError:
-        return njit(nogil=True)(_look_up)
+def _compiled(width: int) -> Callable[..., None]:
+    """Return what gives every element its code's entry in the table of its block, for entries of so many bits.
+
+    Its arguments are addresses of codes, tables [rows of blocks, blocks of a row, 256], which and out, then rows,
+    columns, columns of a block and blocks of a row.
+    """
+    types = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4
+    return machine_code.function(f"fp8_{width}", lambda name: _source(name, width), Path(__file__).read_bytes(), types)
 
 
-def _look_up(codes: Any, tables: Any, which: Any, width: int, out: Any) -> None:
-    """Give every element of ``out`` its code's entry in the table of its block."""
-    rows, columns = codes.shape
-    for row in range(rows):
-        for block in range(tables.shape[1]):
-            table = tables[which[row], block]
-            for column in range(block * width, min((block + 1) * width, columns)):
-                out[row, column] = table[codes[row, column]]
+def _source(name: str, width: int) -> str:
+    byte, entry, number = ir.IntType(8), ir.IntType(width), ir.IntType(64)
+    pointers = [kind.as_pointer() for kind in (byte, entry, number, entry)]
+    function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), pointers + [number] * 4), name)
+    codes, tables, which, out, rows, columns, block_columns, blocks = function.args
+    out.add_attribute("noalias")
+    b = ir.IRBuilder(function.append_basic_block())
+    with machine_code.loop(b, rows) as row, machine_code.loop(b, blocks) as block:
+        number_of_table = b.add(b.mul(b.load(b.gep(which, [row])), blocks), block)
+        table = b.gep(tables, [b.mul(number_of_table, number(256))])
+        start = b.mul(block, block_columns)
+        left = b.sub(columns, start)
+        count = b.select(b.icmp_signed("<", left, block_columns), left, block_columns)
+        place = b.add(b.mul(row, columns), start)
+        with machine_code.loop(b, count) as column:
+            at = b.add(place, column)
+            code = b.zext(b.load(b.gep(codes, [at])), number)
+            b.store(b.load(b.gep(table, [code])), b.gep(out, [at]))
+    b.ret_void()
+    return str(function.module)
