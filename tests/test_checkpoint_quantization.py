@@ -145,6 +145,10 @@ def test_fields_are_those_that_quark_writes() -> None:
     [
         (lambda q: q.update(quant_method="fp8"), "quantized with 'fp8', which mxq does not read"),
         (lambda q: q["global_quant_config"]["weight"].update(dtype="fp8_e4m3"), "weight is not MXFP4"),
+        (lambda q: q["global_quant_config"]["weight"].update(ch_axis=0), "weight is not MXFP4: ch_axis is 0, not -1"),
+        (lambda q: q["global_quant_config"]["weight"].update(group_size=16), "MXFP4: group_size is 16, not 32"),
+        (lambda q: q["global_quant_config"]["input_tensors"].update(block_size=[1]), r"block_size is \[1\], not None"),
+        (lambda q: q["global_quant_config"]["weight"].update(is_dynamic=True), "weight is not static MXFP4"),
         (lambda q: q.update(global_quant_config=None), "weight is not MXFP4"),
         (lambda q: q["global_quant_config"]["input_tensors"].update(is_dynamic=False), "is not dynamic MXFP4"),
         (lambda q: q.update(exclude="lm_head"), "exclude is not a list"),

@@ -138,7 +138,10 @@ def test_which_form_it_is() -> None:
         (compressed_tensors([]) | {"format": "float-quantized"}, "has the format 'float-quantized'"),
         (compressed_tensors([]) | {"ignore": "lm_head"}, "ignore is not a list of names"),
         (compressed_tensors(["re:["]), "not a regular expression"),
-        (compressed_tensors([]) | {"config_groups": {"a": {"weights": WEIGHTS | {"group_size": 16}}}}, "group_size"),
+        (
+            compressed_tensors([]) | {"config_groups": {"a": {"weights": WEIGHTS | {"group_size": 16}}}},
+            "group_size is 16",
+        ),
         (compressed_tensors([]) | {"config_groups": {"a": {"weights": None}}}, "a of quantization_config is not MXFP4"),
         (autoround({}, bits=8), "has bits 8, not 4"),
         (autoround({"x": 16}), "extra_config is not a table of layers"),

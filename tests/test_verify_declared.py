@@ -9,6 +9,7 @@ import torch
 import transformers
 from checkpoints import Tensors, edit_json, reseal, rewrite
 from conversion import convert
+from safetensors.torch import save_file
 
 from mxq import testbed
 from mxq.checkpoint import Checkpoint, TensorInfo
@@ -93,6 +94,38 @@ def test_a_text_config_that_is_no_object(dense_source: Path, tmp_path: Path) -> 
     assert [problem.what for problem in verify(out).problems] == ["text_config in config.json is not an object"]
 
 
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "architectures in config.json is ['LlamaForCausalLM'], the tensors are",
+        ),
+        (
+            {"architectures": ["Qwen3_5ForCausalLM"]},
+            "are of Qwen3_5MoeForConditionalGeneration or Qwen3_5MoeForCausalLM",
+        ),
+        ({"architectures": None}, "architectures in config.json is None"),
+        ({"model_type": "qwen3_5"}, "model_type in config.json is 'qwen3_5', the tensors are of qwen3_5_moe"),
+    ],
+)
+def test_a_config_that_names_another_model(
+    converted_moe: Path, tmp_path: Path, edit: dict[str, Any], reason: str
+) -> None:
+    out = shutil.copytree(converted_moe, tmp_path / "out")
+    edit_json(out / "config.json", lambda config: config.update(edit))
+    reseal(out)
+    (problem,) = verify(out).problems
+    assert reason in problem.what
+
+
+def test_a_model_that_mxq_does_not_know(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"config\.json names LlamaForCausalLM"):
+        verify(tmp_path)
+
+
 def test_layers_and_experts_that_are_not_there(moe_source: Path, tmp_path: Path) -> None:
     out = convert(moe_source, tmp_path / "out")
     rewrite(out, lambda tensors: [tensors.pop(name) for name in [*tensors] if ".layers.3.mlp.experts.2.up" in name])
@@ -130,7 +163,7 @@ def test_the_shapes_are_those_that_transformers_builds(name: str, sizes: dict[st
     tensors = {
         name: TensorInfo(name, "BF16", tuple(tensor.shape), Path(), 0, 0) for name, tensor in model.state_dict().items()
     }
-    said = {"text_config": config.to_dict()["text_config"]}
+    said = config.to_dict() | {"architectures": [type(model).__name__]}
     said["text_config"].pop("tie_word_embeddings", None)  # there are no weights to compare
     assert contradictions(Checkpoint(Path(), said, tensors, {}, None, {})) == []
     said["text_config"]["linear_num_value_heads"] += 16

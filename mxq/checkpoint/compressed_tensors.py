@@ -89,7 +89,7 @@ class CompressedTensors:
             weights = group.get("weights") if isinstance(group, dict) else None
             wrong = _not_mxfp4(weights)
             if wrong is not None:
-                raise MxqError(f"{where}: {name} of quantization_config is not MXFP4: {wrong} of its weights", HINT)
+                raise MxqError(f"{where}: {name} of quantization_config is not MXFP4: of its weights {wrong}", HINT)
             form = group.get("format") or raw.get("format")
             if form != FORMAT:
                 raise MxqError(
@@ -128,6 +128,7 @@ class CompressedTensors:
 
 
 def _not_mxfp4(spec: Any) -> str | None:
-    """Return the key by which a specification is not MXFP4, None if it is."""
+    """Return in words by what a specification is not MXFP4, None if it is."""
     found = spec if isinstance(spec, dict) else {}
-    return next((key for key, value in _MXFP4.items() if found.get(key) != value), None)
+    wrong = (key for key, value in _MXFP4.items() if found.get(key) != value)
+    return next((f"{key} is {found.get(key)!r:.40}, not {_MXFP4[key]!r}" for key in wrong), None)

@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 from mxq.checkpoint.matching import HINT, Listing, names
 from mxq.errors import MxqError
@@ -32,6 +32,8 @@ _SPEC = {
 # Quark's `diffs` is an observer of its own; it has no `rceil` and no `mse`, of which it reads, and keeps, the name.
 _DIFFS = {"observer_cls": "PerBlockMXDiffsObserver"}
 _MXFP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+# At these engines do not look; a config that has them otherwise was written for other weights.
+_IF_SAID: dict[str, tuple[Any, ...]] = {"ch_axis": (-1, 1), "block_size": (None,)}
 
 
 def quark_config(exclude: Iterable[str], *, weight_only: bool, rule: str) -> dict[str, Any]:
@@ -100,14 +102,13 @@ class Quark:
             MxqError: it is not MXFP4 as Quark writes it.
         """
         exclude, scheme = names(raw.get("exclude", []), where, "exclude"), raw.get("global_quant_config")
-        weight = scheme.get("weight") if isinstance(scheme, dict) else None
-        if not isinstance(scheme, dict) or not _is_mxfp4(weight):
-            raise MxqError(f"{where}: quantization_config.global_quant_config.weight is not MXFP4", HINT)
+        scheme = scheme if isinstance(scheme, dict) else {}
+        weight = _mxfp4(scheme.get("weight"), f"{where}: quantization_config.global_quant_config.weight")
         if raw.get("layer_quant_config") or raw.get("layer_type_quant_config"):
             raise MxqError(f"{where}: quantization_config has settings per layer, which mxq does not read", HINT)
         inputs = scheme.get("input_tensors")
-        if inputs is not None and not (_is_mxfp4(inputs) and inputs.get("is_dynamic") is True):
-            raise MxqError(f"{where}: quantization_config.global_quant_config.input_tensors is not dynamic MXFP4", HINT)
+        if inputs is not None:
+            _mxfp4(inputs, f"{where}: quantization_config.global_quant_config.input_tensors", is_dynamic=True)
         return cls(tuple(exclude), Listing(exclude, where), inputs is None, _rule_of(weight))
 
     def is_quantized(self, module: str) -> bool:
@@ -128,8 +129,17 @@ class Quark:
         return frozenset(block[1] for block in blocks if block)
 
 
-def _is_mxfp4(spec: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(spec, dict) and all(spec.get(key) == value for key, value in _MXFP4.items())
+def _mxfp4(spec: Any, what: str, *, is_dynamic: bool = False) -> dict[str, Any]:
+    """Return a specification; raise MxqError, which calls it ``what``, if it is not of MXFP4."""
+    if not isinstance(spec, dict):
+        raise MxqError(f"{what} is not MXFP4", HINT)
+    if bool(spec.get("is_dynamic")) is not is_dynamic:
+        raise MxqError(f"{what} is not {'dynamic' if is_dynamic else 'static'} MXFP4", HINT)
+    wanted = {key: (value,) for key, value in _MXFP4.items()}
+    for key, values in (wanted | {key: values for key, values in _IF_SAID.items() if key in spec}).items():
+        if spec.get(key) not in values:
+            raise MxqError(f"{what} is not MXFP4: {key} is {spec.get(key)!r:.40}, not {values[0]!r}", HINT)
+    return spec
 
 
 def _rule_of(weight: dict[str, Any]) -> str:

@@ -12,6 +12,11 @@ _BYTES_AT_ONCE = 16 << 20
 _LAYER = re.compile(r"(?:model\.(?:language_model\.)?|mtp\.)layers\.(\d{1,6})\.(self_attn|linear_attn)\.")
 
 
+def is_qwen35(checkpoint: Checkpoint) -> bool:
+    """Tell by its tensors whether a checkpoint is of Qwen3.5, of which every model has linear attention."""
+    return any(".linear_attn." in name for name in checkpoint.tensors)
+
+
 def contradictions(checkpoint: Checkpoint) -> list[str]:
     """Return, in words, where config.json and the tensors, packed or not, disagree; one line for each kind of tensor.
 
@@ -21,7 +26,20 @@ def contradictions(checkpoint: Checkpoint) -> list[str]:
     if not isinstance(config.get("text_config", {}), dict):
         return ["text_config in config.json is not an object"]
     text = qwen35.text_config(config)
-    return [*_sizes(checkpoint, text), *_layers(checkpoint, text), *_tied(checkpoint)]
+    return [*_model(checkpoint), *_sizes(checkpoint, text), *_layers(checkpoint, text), *_tied(checkpoint)]
+
+
+def _model(checkpoint: Checkpoint) -> Iterator[str]:
+    """Which model it is: engines take architectures, and transformers model_type, at its word."""
+    if not is_qwen35(checkpoint):
+        return
+    there = "qwen3_5_moe" if any(".mlp.experts." in name for name in checkpoint.tensors) else "qwen3_5"
+    fitting = [name for name, family in qwen35.FAMILIES.items() if family == there]
+    said, kind = checkpoint.config.get("architectures"), checkpoint.config.get("model_type")
+    if not isinstance(said, list) or not set(map(str, said)) & set(fitting):
+        yield f"architectures in config.json is {said!r:.80}, the tensors are of {' or '.join(fitting)}"
+    elif kind not in (there, f"{there}_text"):
+        yield f"model_type in config.json is {kind!r:.40}, the tensors are of {there}"
 
 
 def _tied(checkpoint: Checkpoint) -> Iterator[str]:

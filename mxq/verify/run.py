@@ -12,9 +12,11 @@ from mxq.checkpoint.headers import open_regular
 from mxq.checkpoint.reader import inside
 from mxq.errors import MxqError, UsageError
 from mxq.formats.rules import RULES
+from mxq.models import qwen35
 from mxq.verify import structure
 from mxq.verify.compare import compare
 from mxq.verify.complete import lacks_mtp
+from mxq.verify.declared import is_qwen35
 from mxq.verify.findings import CONVERT_AGAIN, Problem, Report
 from mxq.verify.installed_vllm import check_vllm
 from mxq.verify.opening import Opened, open_checked
@@ -34,7 +36,8 @@ def verify(path: Path, against: Path | Checkpoint | None = None, *, rows: int = 
         seed: see ``against``.
 
     Raises:
-        UsageError: ``path`` or ``against`` is no checkpoint at all, or ``path`` was dequantized.
+        UsageError: ``path`` or ``against`` is no checkpoint at all, or ``path`` was dequantized or is of another model
+            than Qwen3.5.
         MxqError: ``against`` is broken. All that is wrong with ``path`` is in the report.
     """
     if (path / DEQUANTIZED).is_file():
@@ -43,6 +46,8 @@ def verify(path: Path, against: Path | Checkpoint | None = None, *, rows: int = 
     opened = open_checked(path, report)
     if opened is None:
         return report
+    if not is_qwen35(opened.checkpoint):
+        qwen35.family(opened.checkpoint.config, str(path))  # raises for another model's
     claims = structure.check(opened, report)
     if lacks_mtp(opened.checkpoint):
         report.skip("mtp", "there is no MTP head, though config.json says so: MTP cannot draft for it")
