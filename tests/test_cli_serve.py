@@ -217,11 +217,11 @@ def test_what_vllm_would_not_serve_is_a_line(dense_source: Path, converted_dense
 
 FAKE = """\
 import json, os, signal, sys, time
+signal.signal(signal.SIGINT, lambda *a: sys.exit(42))
 space = os.environ["VLLM_CPU_KVCACHE_SPACE"]
 print(json.dumps({"argv": sys.argv[1:], "pid": os.getpid(), "space": space}), flush=True)
 if "--seed" not in sys.argv:
     sys.exit(7)
-signal.signal(signal.SIGINT, lambda *a: sys.exit(42))
 time.sleep(60)
 """
 
