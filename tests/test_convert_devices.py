@@ -1,4 +1,4 @@
-"""``--device``: which GPUs, and that what they quantize is what the CPU does (torch's device is the CPU here)."""
+"""``--device``: which GPUs, and that what they quantize is what the CPU does (without a GPU, torch's is the CPU)."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,15 @@ from mxq.convert.plan import plan
 from mxq.convert.run import run
 from mxq.errors import MxqError, UsageError
 
+DEVICES = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count())) or ("cpu", "cpu:0")
+
 
 @pytest.mark.parametrize("rule", ["even", "mse"])
 def test_a_device_writes_the_cpus_bytes(rule: str, moe_source: Path, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(f"extends: mxfp4\nscale_rule: {rule}\n")
     made = plan(Checkpoint.open(moe_source), recipe.load(str(tmp_path / "own.yaml")), max_shard_size=1_000_000)
     written: dict[str, Any] = {}
-    for name, devices in (("cpu", ()), ("device", ("cpu", "cpu:0"))):
+    for name, devices in (("cpu", ()), ("device", DEVICES)):
         out = tmp_path / name
         run(made, out, str(moe_source), jobs=3, devices=devices)
         written[name] = {file.name: file.read_bytes() for file in out.glob("*.safetensors")}
@@ -36,7 +38,7 @@ def test_nan_is_refused_there_too(dense_source: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Checkpoint, "read_into", none)
     with pytest.raises(MxqError, match="values that are NaN or infinite"):
-        run(plan(Checkpoint.open(dense_source), recipe.load("mxfp4")), tmp_path / "out", "x", devices=("cpu",))
+        run(plan(Checkpoint.open(dense_source), recipe.load("mxfp4")), tmp_path / "out", "x", devices=DEVICES)
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

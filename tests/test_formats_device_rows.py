@@ -1,4 +1,4 @@
-"""The GPU's way of quantizing rows gives the CPU kernel's bytes and measures. Here torch's device is the CPU."""
+"""The GPU's way of quantizing rows gives the CPU kernel's bytes and measures (without a GPU, by torch on the CPU)."""
 
 import math
 from dataclasses import asdict
@@ -12,6 +12,7 @@ from mxq.formats.cpu_rows import KINDS, Rows
 from mxq.formats.device_rows import DeviceRows
 from mxq.formats.rules import RULES
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -23,7 +24,7 @@ def test_bytes_and_measures_are_those_of_the_cpu(dtype: torch.dtype, rule: str) 
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         bits = rows.view(torch.int32 if kind == "F32" else torch.int16).numpy().view(KINDS[kind].bits)
         results = []
-        for quantizer in (Rows(kind, rule, measured=True), DeviceRows(kind, rule, "cpu")):
+        for quantizer in (Rows(kind, rule, measured=True), DeviceRows(kind, rule, DEVICE)):
             packed, scale = (np.full((len(bits), bits.shape[1] // n), 77, np.uint8) for n in (2, 32))
             results.append((packed, scale, asdict(quantizer.quantize(bits, packed, scale))))
         (packed, scale, measures), (other_packed, other_scale, other) = results

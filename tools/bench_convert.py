@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,10 @@ class Run:
     peak: int
 
 
-def measure(command: Sequence[str | Path], source: Path, out: Path) -> Run:
-    """Run a conversion of ``source`` into ``out``, which is removed afterwards."""
+def measure(
+    command: Sequence[str | Path], source: Path, out: Path, look: Callable[[Path], None] = lambda out: None
+) -> Run:
+    """Run a conversion of ``source`` into ``out``, which is removed after a ``look`` at it."""
     for file in source.glob("*.safetensors"):
         with file.open("rb") as stream:  # into the page cache
             while stream.read(1 << 24):
@@ -78,6 +80,7 @@ def measure(command: Sequence[str | Path], source: Path, out: Path) -> Run:
     seconds = time.perf_counter() - start
     if done.returncode or not list(out.glob("*.safetensors")):
         sys.exit(f"{shlex.join(map(str, command))} failed:\n{done.stderr[-3000:]}")
+    look(out)
     shutil.rmtree(out)
     note(f"{Path(command[0]).name} {source.name}: {seconds:.2f} s, {peak / 1e6:.0f} MB")
     return Run(seconds, peak)
