@@ -62,7 +62,11 @@ def command() -> None:
 @click.option("--kernel", "name", type=click.Choice(_KERNELS), required=True, help="What is to read it; see below.")
 @click.option("--tp", type=int, default=1, show_default=True, help="GPUs that share every matrix.")
 @click.option(
-    "--ep", type=int, default=1, show_default=True, help="GPUs, or groups of --tp of them, that share experts."
+    "--ep",
+    type=int,
+    default=1,
+    show_default=True,
+    help="GPUs, or groups of --tp of them, that share experts (in vLLM --tp is 1 for experts then).",
 )
 @click.option("--rank", type=int, default=0, show_default=True, help="Which GPU: EP rank * TP + TP rank, from 0.")
 @click.option("--only", metavar="GLOB", default="*", help="Only blocks of experts or modules of these names.")

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mxq.checkpoint import Checkpoint
 from mxq.errors import MxqError, UsageError
+from mxq.layouts import split
 from mxq.layouts.kernels import Arrays, Kernel, Shapes, experts_shapes, linear_shapes
 from mxq.layouts.operands import Experts, part_of_experts
 from mxq.layouts.permutation import Bytes
@@ -19,19 +19,6 @@ from mxq.verify.structure import Module
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _EXPERT = re.compile(r"(\d+)\.(gate_proj|up_proj|down_proj)")
-_BY_COLUMNS = {"o_proj", "out_proj", "down_proj"}  # engines split what these take; of all else, what it gives
-_HEADS = {
-    "q_proj": ("num_attention_heads",),
-    "k_proj": ("num_key_value_heads",),
-    "v_proj": ("num_key_value_heads",),
-    "o_proj": ("num_attention_heads",),
-    "in_proj_qkv": ("linear_num_key_heads", "linear_num_key_heads", "linear_num_value_heads"),
-    "in_proj_z": ("linear_num_value_heads",),
-    "in_proj_a": ("linear_num_value_heads",),
-    "in_proj_b": ("linear_num_value_heads",),
-    "out_proj": ("linear_num_value_heads",),
-}
-_HEAD_SIZES = {"linear_num_key_heads": "linear_key_head_dim", "linear_num_value_heads": "linear_value_head_dim"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ class Operand:
         experts: the first that it has, and the one behind its last; (0, 0) of a dense module.
         source: the modules it is made of: gate, up and down of every expert, or one.
         rank: the GPU.
-        rows: of a dense module, those that it has.
+        part: of a dense module, what it has.
     """
 
     name: str
@@ -85,7 +72,12 @@ class Operand:
     experts: tuple[int, int]
     source: tuple[Module, ...]
     rank: Rank
-    rows: tuple[tuple[int, int], ...] = ()
+    part: split.Part | None = None
+
+    @property
+    def rows(self) -> tuple[tuple[int, int], ...]:
+        """Of a dense module, the runs of rows that it has."""
+        return () if self.part is None else self.part.rows
 
     @property
     def shapes(self) -> Shapes:
@@ -106,13 +98,12 @@ class Operand:
         """Read the matrices of this GPU's expert ``e``, counted from its first; of a dense module, its only ones."""
         if len(self.sizes) == 2:
             weight, scale = _whole(checkpoint, self.source[0])
-            n, k = self.sizes
-            first = 0 if k == self.before[1] else self.rank.of_tp * k
-            found = {}
-            for name, x, unit in (("weight", weight, 2), ("weight_scale", scale, 32)):
-                own = np.concatenate([x[start:stop] for start, stop in self.rows])
-                found[name] = np.ascontiguousarray(own[:n, first // unit : (first + k) // unit])
-            return found
+            assert self.part is not None
+            first, last = self.part.columns
+            return {
+                name: np.concatenate([x[start:stop, first // unit : last // unit] for start, stop in self.part.rows])
+                for name, x, unit in (("weight", weight, 2), ("weight_scale", scale, 32))
+            }
         at = 3 * (self.experts[0] + e)
         (gate, gate_scale), (up, up_scale), (down, down_scale) = (
             _whole(checkpoint, module) for module in self.source[at : at + 3]
@@ -193,59 +184,9 @@ def _experts(checkpoint: Checkpoint, block: str, found: dict[int, dict[str, Modu
 
 
 def _dense(checkpoint: Checkpoint, name: str, module: Module, rank: Rank) -> Operand:
-    n, k = _sizes(checkpoint, module)
-    last = name.rpartition(".")[2]
-    where = f"{name} [N {n}, K {k}] under TP {rank.tp}"
-    text = qwen35.text_config(checkpoint.config)
-    rows = [(0, n)]
-    if rank.tp > 1:
-        if last in _BY_COLUMNS:
-            _shared(where, text, last, [k], rank.tp)
-            k = _quotient(where, "K", k, rank.tp)
-        else:
-            rows = _rows(where, text, last, n, rank)
-    part = sum(stop - start for start, stop in rows)
-    return Operand(name, _sizes(checkpoint, module), (part, k), (0, 0), (module,), rank, tuple(rows))
-
-
-def _rows(where: str, text: dict[str, Any], last: str, n: int, rank: Rank) -> list[tuple[int, int]]:
-    """Return the rows that a GPU has of a module that engines split by what it gives, whole heads each."""
-    keys = _HEADS.get(last, ())
-    sections = [n]
-    if len(keys) > 1:
-        sections = [_number(where, text, key) * _number(where, text, _HEAD_SIZES[key]) for key in keys]
-        if sum(sections) != n:
-            raise UsageError(f"{where}: config.json asks for {sum(sections)} rows", "put the model's own config there")
-    tp, at = rank.tp, rank.of_tp
-    if last in ("k_proj", "v_proj"):
-        heads = _number(where, text, keys[0])
-        if heads < tp and tp % heads == 0:  # then several GPUs have the same head
-            tp, at = heads, at * heads // tp
-    _shared(where, text, last, sections, tp)
-    found, start = [], 0
-    for section in sections:
-        size = _quotient(where, "N", section, tp)
-        found.append((start + size * at, start + size * (at + 1)))
-        start += section
-    return found
-
-
-def _shared(where: str, text: dict[str, Any], last: str, sections: list[int], tp: int) -> None:
-    for key in _HEADS.get(last, ()):
-        _quotient(where, key, _number(where, text, key), tp)
-
-
-def _number(where: str, text: dict[str, Any], key: str) -> int:
-    value = text.get(key)
-    if type(value) is not int or value < 1:
-        raise UsageError(f"{where}: config.json has no number {key}", "put the model's own config there")
-    return value
-
-
-def _quotient(where: str, name: str, value: int, tp: int) -> int:
-    if value % tp:
-        raise UsageError(f"{where}: {name} = {value} is not a multiple of {tp}", "choose another --tp")
-    return value // tp
+    whole = _sizes(checkpoint, module)
+    part = split.part(name, *whole, qwen35.text_config(checkpoint.config), rank.tp, rank.of_tp)
+    return Operand(name, whole, part.sizes, (0, 0), (module,), rank, part)
 
 
 def _sizes(checkpoint: Checkpoint, module: Module) -> tuple[int, int]:
