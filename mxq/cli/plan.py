@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mxq.cli.options import conversion_options, jobs_option, shard_size_option
+from mxq.cli.placement import Sizes, as_dict, show_placed
 from mxq.cli.tables import numbers_hidden, show, table
 from mxq.files import size
 
@@ -22,6 +23,7 @@ Examples:
   mxq plan Qwen/Qwen3.5-27B@main    (a branch, tag or commit)
   mxq plan ./Qwen3.5-35B-A3B --experts fused --json | jq '.tensors[].rule'
   mxq plan Qwen/Qwen3.5-27B --format compressed-tensors
+  mxq plan Qwen/Qwen3.5-35B-A3B --tp 1,2,4,8 --ep 1,8    (paths on MI355X)
 """
 
 
@@ -30,10 +32,34 @@ Examples:
 @conversion_options
 @shard_size_option
 @jobs_option
+@click.option(
+    "--tp",
+    "tps",
+    type=Sizes(),
+    metavar="N,N",
+    help="Show what vLLM with AITER would do on MI355X with each of these tensor parallel sizes.",
+)
+@click.option(
+    "--ep",
+    "eps",
+    type=Sizes(),
+    metavar="N,N",
+    help="The same with experts shared whole by so many GPUs, all else by --tp in DP copies: EP = TP x DP as in vLLM. "
+    "1 is no EP: then every expert is shared by TP.",
+)
 @click.option("--tensors", is_flag=True, help="Show tensors, not only rules; layers and experts are counted together.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with every single tensor, instead of a table.")
 def command(
-    model: str, recipe: str, form: str, experts: str, max_shard_size: int, jobs: int, tensors: bool, as_json: bool
+    model: str,
+    recipe: str,
+    form: str,
+    experts: str,
+    max_shard_size: int,
+    jobs: int,
+    tps: tuple[int, ...] | None,
+    eps: tuple[int, ...] | None,
+    tensors: bool,
+    as_json: bool,
 ) -> None:
     """Show what converting MODEL would do, by which rule, and write nothing.
 
@@ -44,15 +70,19 @@ def command(
     from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
     from mxq.convert.estimate import estimate
+    from mxq.convert.placement import place
     from mxq.convert.plan import plan
     from mxq.convert.stream import most_at_once
 
     planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts, max_shard_size=max_shard_size)
+    placed = place(planned, tps or (1,), eps) if tps or eps else []
     expected = estimate(planned, jobs)
     files, at_once = most_at_once(planned, planned.source.sizes)
     if as_json:
         stream = {"source_files_at_once": files, "disk_bytes": planned.bytes_after + at_once}
         facts = {"model": model, **planned.as_dict(), "expected": asdict(expected), "stream": stream}
+        if placed:
+            facts["placement"] = as_dict(placed)
         click.echo(json.dumps(facts, indent=2))
         return
     _show(planned, model, tensors)
@@ -63,6 +93,8 @@ def command(
     if hub_id(model) is not None:
         disk = size(planned.bytes_after + at_once)
         click.echo(f"with --stream: {disk} of disk, the output and {files} source file(s) at a time")
+    if placed:
+        show_placed(placed)
 
 
 def _show(planned: "Plan", model: str, tensors: bool) -> None:
