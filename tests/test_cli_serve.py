@@ -236,6 +236,17 @@ def fake(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path}
 
 
+def test_it_looks_without_torch() -> None:
+    """Which takes longer to import than all of that to look at."""
+    code = (
+        "import sys; from mxq.cli import main; main(sys.argv[1:], standalone_mode=False);"
+        "print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    words = ["serve", "testbed:dense", *H200, *DFLASH, "--print"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 def test_where_vllm_is_not_it_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

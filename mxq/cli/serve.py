@@ -162,7 +162,7 @@ def _opened(spec: str) -> "Checkpoint":
         return open_headers(spec)
     except MxqError as error:
         also = "--assume looks at no model"
-        raise type(error)(error.message, also if error.hint is None else f"{error.hint}; {also}") from None
+        raise type(error)(error.message, also if error.hint is None else f"{error.hint}; {also}") from error
 
 
 def _variable(text: str) -> tuple[str, str]:
