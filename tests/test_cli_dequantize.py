@@ -79,14 +79,26 @@ def test_what_cannot_be_dequantized_is_a_line_and_an_exit_code(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_other_verbs_know_it(converted_dense: Path, tmp_path: Path) -> None:
+def test_other_verbs_know_it(converted_dense: Path, dense_source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     mxq("dequantize", converted_dense, out)
     assert "was made by mxq dequantize and holds no MXFP4" in mxq("verify", out, code=2).stderr
     assert "not quantized" in mxq("inspect", out).stdout
     assert "note: mxq dequantize made this from MXFP4 weights" in mxq("plan", out).stdout
-    words = ["--spec", "ar", "--workload", "arithmetic", "--limit", 1, "--max-tokens", 1, "--out", tmp_path / "run"]
-    assert f"warning: {out} holds MXFP4 weights, written as bf16" in mxq("eval", "--bf16", out, *words).stderr
+    words = ["--spec", "ar", "--workload", "arithmetic", "--limit", 1, "--max-tokens", 1, "--out"]
+    for number, (bf16, mxfp4, said) in enumerate(
+        (
+            (out, None, "what is called bf16 here has their error already"),
+            (out, converted_dense, f"of {converted_dense}: both targets have the same weights"),
+            (dense_source, out, "what is called mxfp4 here has their error, with activations unquantized (W4A16)"),
+        )
+    ):
+        targets = ["--bf16", bf16] if mxfp4 is None else ["--bf16", bf16, "--mxfp4", mxfp4]
+        run = mxq("eval", *targets, *words, tmp_path / f"run{number}")
+        assert f"warning: {out} holds MXFP4 weights, written as bf16 by `mxq dequantize`" in run.stderr
+        assert said in run.stderr
+        assert run.stderr.count("warning: ") == 1
+        assert f"WARNING: {out} holds" in " ".join(run.stdout.split())
 
 
 def widened(path: Path, wide: int) -> Path:

@@ -39,7 +39,7 @@ Examples:
     metavar="MODEL",
     help="The target as released, bf16 or block-FP8: a directory, a hub id, or a testbed model.",
 )
-@click.option("--mxfp4", metavar="MODEL", help="Its MXFP4 conversion.")
+@click.option("--mxfp4", metavar="MODEL", help="Its MXFP4 conversion, or that as `mxq dequantize` wrote it.")
 @click.option(
     "--spec",
     "methods",

@@ -1,16 +1,15 @@
 """What a reader of a run must know about its models before believing any number: kept in run.json, shown each time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from mxq.checkpoint import Checkpoint
+from mxq.checkpoint.beside import DEQUANTIZED, MANIFEST
 from mxq.checkpoint.fp8 import stored
 from mxq.checkpoint.headers import parse_json
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.errors import MxqError
-
-_MANIFEST = "mxq_manifest.json"
-_DEQUANTIZED = "mxq_dequantized.json"
 
 
 def of_conversion(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
@@ -21,31 +20,61 @@ def of_conversion(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
     if checkpoints.keys() != {"bf16", "mxfp4"}:
         return []
     converted = checkpoints["mxfp4"].path
-    if not (converted / _MANIFEST).is_file():
+    if not (converted / MANIFEST).is_file() or _simulates(checkpoints):
         return []
     try:
-        manifest = inside(converted, _MANIFEST)
-        source = parse_json(manifest.read_bytes(), str(manifest)).get("source")
+        source = _source(checkpoints["mxfp4"], MANIFEST)
     except MxqError as error:
         return [f"it is not known what {converted} was converted from: {error.message}. Run `mxq verify` on it."]
     if not isinstance(source, dict) or source.get("fingerprint") != fingerprint(checkpoints["bf16"]):
         return [
             f"{converted} was converted from another model, or another copy of it, than {checkpoints['bf16'].path}: "
-            f"{_MANIFEST} has another source fingerprint. Differences between the targets may not come from MXFP4. "
+            f"{MANIFEST} has another source fingerprint. Differences between the targets may not come from MXFP4. "
             "`mxq verify --against` compares the two."
         ]
     return []
 
 
-def of_simulation(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
-    """Return a warning where the bf16 target was made from MXFP4 weights and so is no baseline for them."""
-    target = checkpoints.get("bf16")
-    if target is None or not (target.path / _DEQUANTIZED).is_file():
-        return []
-    return [
-        f"{target.path} holds MXFP4 weights, written as bf16 by `mxq dequantize`: what is called bf16 here has their "
-        "error already."
-    ]
+def is_simulation(checkpoint: Checkpoint) -> bool:
+    """Tell whether `mxq dequantize` made a checkpoint: bf16 that are the numbers of MXFP4 weights."""
+    return checkpoint.quantization is None and (checkpoint.path / DEQUANTIZED).is_file()
+
+
+def of_simulation(checkpoints: Mapping[str, Checkpoint]) -> Iterator[str]:
+    """Yield what a target is that was made from MXFP4 weights: no baseline for them, and without quantized inputs."""
+    for role, target in checkpoints.items():
+        made = f"{target.path} holds MXFP4 weights, written as bf16 by `mxq dequantize`"
+        if not is_simulation(target):
+            continue
+        if role == "mxfp4":
+            yield (
+                f"{made}: what is called mxfp4 here has their error, with activations unquantized (W4A16) whatever the "
+                "checkpoint does that it was made from."
+            )
+        elif _simulates(checkpoints):
+            yield (
+                f"{made}, of {checkpoints['mxfp4'].path}: both targets have the same weights, and differ in how "
+                "activations are computed. What is called bf16 here is no baseline for the weights."
+            )
+        else:
+            yield f"{made}: what is called bf16 here has their error already."
+
+
+def _simulates(checkpoints: Mapping[str, Checkpoint]) -> bool:
+    """Tell whether the bf16 target was made from the MXFP4 target."""
+    if checkpoints.keys() != {"bf16", "mxfp4"} or not is_simulation(checkpoints["bf16"]):
+        return False
+    try:
+        source = _source(checkpoints["bf16"], DEQUANTIZED)
+    except MxqError:
+        return False
+    return isinstance(source, dict) and source.get("fingerprint") == fingerprint(checkpoints["mxfp4"])
+
+
+def _source(checkpoint: Checkpoint, name: str) -> Any:
+    """Return what a file of mxq's beside a checkpoint says it was made from; raise MxqError if it cannot be read."""
+    file = inside(checkpoint.path, name)
+    return parse_json(file.read_bytes(), str(file)).get("source")
 
 
 def of_fp8(checkpoints: Mapping[str, Checkpoint]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mxq import progress
 from mxq.checkpoint import Checkpoint, open_headers, resolve
+from mxq.checkpoint.beside import DEQUANTIZED
 from mxq.checkpoint.fitting import check_dflash
 from mxq.checkpoint.fp8 import decodable
 from mxq.engines import Sampling
@@ -53,7 +54,7 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     """
     _check_numbers(request)
     workloads = _load_workloads(request)
-    headers = {role: decodable(open_headers(spec)) for role, spec in request.targets.items()}
+    headers = {role: decodable(open_headers(spec, DEQUANTIZED)) for role, spec in request.targets.items()}
     _check_roles(headers)
     _check_same_model(headers)  # before hundreds of gigabytes are downloaded for nothing
     checkpoints = {role: decodable(Checkpoint.open(resolve(spec))) for role, spec in request.targets.items()}
@@ -129,9 +130,10 @@ def _check_roles(checkpoints: Mapping[str, Checkpoint]) -> None:
         quantized = checkpoint.quantization is not None
         if quantized and role == "bf16":
             raise UsageError(f"{checkpoint.path} is quantized, so it is not the bf16 target", "pass it as --mxfp4")
-        if not quantized and role == "mxfp4":
+        if not quantized and role == "mxfp4" and not caveats.is_simulation(checkpoint):
             raise UsageError(
-                f"{checkpoint.path} is not quantized, so it is not the MXFP4 target", "convert it: `mxq quantize`"
+                f"{checkpoint.path} is not quantized, so it is not the MXFP4 target",
+                "convert it: `mxq quantize`; or give what `mxq dequantize` made",
             )
 
 
