@@ -186,6 +186,8 @@ def test_an_emulated_server_fails(tmp_path: Path) -> None:
     result = run("--server-log", "-", input=log)
     assert result.exit_code == 1
     assert "MXFP4 is emulated (EMULATION)" in result.stdout
+    cached = run("--server-log", "-", input=log.replace("enable_prefix_caching=False", "enable_prefix_caching=True"))
+    assert "warning: log-prefix-caching" in cached.stdout
 
 
 @pytest.mark.parametrize("content", [b"", b"INFO: hello\n" * 3, bytes(range(256)) * 99])

@@ -72,6 +72,9 @@ def test_a_server_that_found_no_kernel() -> None:
     facts = read_file("dense-mxfp4.log")
     assert not facts.ready
     assert "Failed to find a kernel that can implement the MXFP4 linear layer" in facts.failures[0]
+    assert facts.failure_line is not None
+    assert facts.failures[0][:40] in (LOGS / "dense-mxfp4.log").read_text().splitlines()[facts.failure_line - 1]
+    assert not facts.emulated  # announced, and then it did not start
     assert facts.drafter_loaded is None
 
 
@@ -91,6 +94,7 @@ def test_a_drafter_that_ends_the_engine_at_the_first_request() -> None:
         ("Using 'AITER_MXFP4_MXFP4' Mxfp4 MoE backend.", "moe_backends", ("AITER_MXFP4_MXFP4",)),
         ("Using EMULATION backend for OCP_MX_Scheme.w_mxfp4_a_mxfp4", "moe_backends", ("EMULATION",)),
         ("Using AiterExperts", "moe_experts", ("AiterExperts",)),
+        ("Using MarlinExperts for MXFP4 MoE", "moe_experts", ("MarlinExperts",)),
         (
             "Using ROCM_AITER_UNIFIED_ATTN backend out of potential backends: ['ROCM_AITER_UNIFIED_ATTN'].",
             "attention_backends",
@@ -138,6 +142,17 @@ def test_emulation_is_seen_wherever_it_is_said(line: str) -> None:
     native = [logged("Using AiterMxfp4LinearKernel for MXFP4 GEMM"), logged("Using AiterExperts")]
     assert not read(BANNER, engine(), *native, READY).emulated
     assert read(BANNER, engine(), *native, logged(line, level="WARNING"), READY).emulated
+
+
+def test_what_is_only_announced_counts_if_no_kernel_is_named() -> None:
+    announced = logged(
+        "The current platform does not support native MXFP4/MXFP6 computation. Simulated weight dequantization and "
+        "activation QDQ (quantize and dequantize) will be used, with the linear layers computed in high precision.",
+        "quark_ocp_mx.py",
+        level="WARNING",
+    )
+    assert read(BANNER, engine(), announced, READY).emulated
+    assert not read(BANNER, engine(), announced, logged("Using MarlinMxFp4LinearKernel for MXFP4 GEMM"), READY).emulated
 
 
 LOADING = logged("Loading drafter model...")

@@ -87,6 +87,11 @@ LINES: tuple[Line, ...] = (
     ),
     _line("moe_backends", r"Using (.{1,40} Unquantized) MoE backend out of ", f"{_MOE}/oracle/unquantized.py"),
     _line("moe_experts", r"Using (\w+Experts\w*)(?: MoE backend)?$", f"{_MOE}/oracle/mxfp4.py, unquantized.py"),
+    _line(
+        "moe_experts",
+        r"Using (\w+) for MXFP4 MoE\b",
+        "model_executor/layers/quantization/compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_w4a4_mxfp4.py",
+    ),
     _line("attention_backends", r"Using (\w+) attention backend out of potential backends", "platforms/cuda.py"),
     _line("attention_backends", r"Using (\w+) backend out of potential backends", "platforms/rocm.py"),
     _line("attention_backends", r"Using (\w+) backend \(selected via --attention-backend\)", "platforms/rocm.py"),
@@ -117,6 +122,16 @@ LINES: tuple[Line, ...] = (
         f"{_MOE}/experts/ocp_mx_emulation_moe.py",
     ),
     _line("emulation", r"Using OCP MX emulation for ", f"{_MOE}/oracle/mxfp4.py select_mxfp4_moe_backend"),
+    _line(
+        "simulated",
+        r"The current platform does not support native MXFP4/MXFP6 computation\. Simulated weight dequantization",
+        "model_executor/layers/quantization/quark/schemes/quark_ocp_mx.py QuarkOCP_MX",
+    ),
+    _line(
+        "remarks",
+        r"MarlinMxFp4LinearKernel is a weight-only \(A16\) kernel; the requested activation quantization",
+        f"{_LINEAR}/mxfp4/marlin.py can_implement",
+    ),
     _line(
         "remarks",
         r"This platform supports native MXFP4 W4A4 MOE computation via AITER MOE backend, but AITER is not found",
@@ -160,8 +175,9 @@ class LogFacts:
         drafter_loading: it was said that a drafter is loaded.
         acceptance: the mean acceptance length last logged; that drafts were verified is certain only then.
         emulation: lines that say that MXFP4 is emulated.
+        simulated: it was said that linears will be emulated; vLLM 0.32 may still find a kernel, and names it then.
         remarks: other lines that matter, of vLLM's own warnings.
-        failures: errors, in the order in which they came.
+        failures: errors, in the order in which they came; ``failure_line`` is the number of the first one's line.
         ready: the server takes requests.
         died: the engine ended with an error.
     """
@@ -191,8 +207,10 @@ class LogFacts:
     drafter_loading: bool = False
     acceptance: float | None = None
     emulation: tuple[str, ...] = ()
+    simulated: bool = False
     remarks: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
+    failure_line: int | None = None
     ready: bool = False
     died: bool = False
 
@@ -200,7 +218,8 @@ class LogFacts:
     def emulated(self) -> bool:
         """MXFP4 is emulated, in linears or in experts."""
         names = (*self.linear_kernels, *self.moe_backends, *self.moe_experts)
-        return bool(self.emulation) or any("emulation" in name.lower() for name in names)
+        simulated = self.simulated and self.ready and not self.linear_kernels
+        return simulated or bool(self.emulation) or any("emulation" in name.lower() for name in names)
 
     @property
     def drafter_loaded(self) -> bool | None:
@@ -233,6 +252,7 @@ class _Start:
 
     values: dict[str, dict[str, None]] = field(default_factory=dict)
     loads: dict[str, int] = field(default_factory=dict)
+    failure_line: int | None = None
 
     def note(self, fact: str, value: str) -> None:
         found = self.values.setdefault(fact, {})
@@ -274,6 +294,8 @@ def read_log(lines: Iterable[str]) -> LogFacts:
                 start, starts = _Start(), starts + 1
             if known.fact == "weights_loaded":
                 start.loads[process] = start.loads.get(process, 0) + 1
+            if known.fact == "failures" and start.failure_line is None:
+                start.failure_line = count
             start.note(known.fact, _clean(match[1] if match.lastindex else message))
     return _facts(start, starts, count, logged)
 
@@ -337,8 +359,10 @@ def _facts(start: _Start, starts: int, lines: int, logged: int) -> LogFacts:
         drafter_loading=bool(start.all("drafter_loading")),
         acceptance=None if acceptance is None else _number(acceptance),
         emulation=start.all("emulation"),
+        simulated=bool(start.all("simulated")),
         remarks=start.all("remarks"),
         failures=start.all("failures"),
+        failure_line=start.failure_line,
         ready=bool(start.all("ready")),
         died=bool(start.all("died")),
     )

@@ -107,13 +107,55 @@ RULES: tuple[Rule, ...] = (
         (f"{_KERNELS}/mxfp4/emulation.py", "vllm-project/vllm#36422"),
     ),
     Rule(
-        "cuda-emulates",
+        "cuda-emulates-linears",
         _ERROR,
         lambda s: s.nvidia and s.model is not None and s.model.form == "quark" and s.fp4_linears,
-        "on NVIDIA GPUs vLLM emulates MXFP4 linears in Quark's form: it dequantizes the weights in every step",
-        "for speed there, convert with --format compressed-tensors and a weight-only recipe, which Marlin's kernels "
-        "run",
-        (f"{_KERNELS}/__init__.py", f"{_KERNELS}/mxfp4/marlin.py"),
+        "on NVIDIA GPUs vLLM {vllm} emulates MXFP4 linears in Quark's form: it dequantizes the weights in every step",
+        "install vLLM 0.32, which runs them weight-only by Marlin; or convert with --format compressed-tensors",
+        (f"{_KERNELS}/__init__.py _POSSIBLE_MXFP4_KERNELS",),
+        before={"vllm": "0.32"},
+    ),
+    Rule(
+        "cuda-emulates-experts",
+        _ERROR,
+        lambda s: s.before_blackwell and s.has("quark") and s.quark_experts and not s.weight_only,
+        "before Blackwell vLLM emulates MXFP4 experts whose activations are quantized too, and dequantizes all of them "
+        "in every step",
+        "for speed: --moe-backend marlin, which leaves activations as they are",
+        (f"{_ORACLE} _filter_by_activation",),
+        since={"vllm": "0.32"},
+    ),
+    Rule(
+        "cuda-is-weight-only",
+        _WARNING,
+        lambda s: (
+            s.before_blackwell
+            and s.model is not None
+            and s.model.form is not None
+            and not s.weight_only
+            and (s.fp4_linears or not s.has("quark") or s.model.form != "quark")
+        ),
+        "before Blackwell vLLM runs MXFP4 by Marlin's kernels, which leave activations as they are: what is measured "
+        "is a weight-only quantization",
+        "to have activations quantized, decode with mxq eval, or on MI355X",
+        (f"{_KERNELS}/mxfp4/marlin.py can_implement", f"{_ORACLE} _warn_on_bf16_fallback"),
+        since={"vllm": "0.32"},
+    ),
+    Rule(
+        "compressed-tensors-experts",
+        _ERROR,
+        lambda s: (
+            (s.cpu or (s.amd and s.has("vllm")))
+            and s.model is not None
+            and s.model.experts_quantized
+            and s.model.form == "compressed-tensors"
+        ),
+        "vLLM takes Marlin's kernels for MXFP4 experts in the form of compressed-tensors, and they are for NVIDIA GPUs",
+        "convert with --format quark",
+        (
+            "vLLM 0.32.0 vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors_moe/"
+            "compressed_tensors_moe_w4a4_mxfp4.py",
+        ),
     ),
     Rule(
         "cpu-refuses-linears",
@@ -127,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cpu-experts-need-amx",
         _ERROR,
-        lambda s: s.cpu and s.model is not None and s.model.experts_quantized and not s.amx,
+        lambda s: s.cpu and s.quark_experts and not s.amx,
         "vLLM's kernel for MXFP4 experts on processors needs AMX, which this one has not",
         "write the same numbers as bf16: mxq dequantize",
         ("vLLM 0.32.0 vllm/model_executor/layers/fused_moe/experts/cpu_moe.py CPUExpertsMxfp4",),
@@ -135,7 +177,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cpu-experts-are-weight-only",
         _WARNING,
-        lambda s: s.cpu and s.model is not None and s.model.experts_quantized and s.amx and not s.model.weight_only,
+        lambda s: s.cpu and s.quark_experts and s.amx and not s.weight_only,
         "on processors vLLM runs MXFP4 experts with bf16 activations: what is measured is a weight-only quantization",
         "to have activations quantized, decode with mxq eval, or on MI355X",
         (f"{_ORACLE} _warn_on_bf16_fallback",),
@@ -145,8 +187,7 @@ RULES: tuple[Rule, ...] = (
         "no-fp4-here",
         _NOTE,
         lambda s: s.has("vllm") and not s.amd and s.model is None,
-        "no GPU of AMD's here: MXFP4 with quantized activations runs emulated on NVIDIA's, and not at all on "
-        "processors",
+        "no GPU of AMD's here: vLLM runs MXFP4 on others weight-only, emulated or not at all",
         "give the model too (mxq doctor MODEL) to hear what is true of it",
         (f"{_KERNELS}/__init__.py",),
     ),
@@ -235,14 +276,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "aiter-weight-only-experts",
         _ERROR,
-        lambda s: (
-            s.mi355x
-            and s.aiter_experts
-            and s.model is not None
-            and s.model.experts_quantized
-            and s.model.weight_only
-            and s.model.form == "quark"
-        ),
+        lambda s: s.mi355x and s.aiter_experts and s.quark_experts and s.weight_only,
         "weight-only experts in Quark's form: vLLM {vllm} takes rows of gate and up for interleaved, as gpt-oss has "
         "them, and mixes them up; answers are garbage, without an error (read from source and repeated on a "
         "processor; not seen on MI355X)",
@@ -257,7 +291,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "aiter-no-gate-mode",
         _ERROR,
-        lambda s: s.mi355x and s.aiter_experts and s.fp4_experts and (s.model is None or s.model.weight_only),
+        lambda s: s.mi355x and s.aiter_experts and s.fp4_experts and (s.model is None or s.weight_only),
         "AITER {aiter} is older than 0.1.14 and knows no gate_mode: experts whose gate and up are interleaved (weight-"
         "only ones) are computed as if they were not, or do not compile",
         "install AITER 0.1.16.post2 or newer",
@@ -338,7 +372,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "aiter-rounds-up",
         _NOTE,
-        lambda s: s.mi355x and s.aiter_experts and s.fp4_experts and (s.model is None or not s.model.weight_only),
+        lambda s: s.mi355x and s.aiter_experts and s.fp4_experts and not s.weight_only,
         "AITER {aiter} rounds the scales of experts' activations up (rceil), vLLM's emulation and Quark's weights by "
         "`even`: outputs are not the same bits as those of an emulation",
         "compare acceptance, not bits; benchmarks/ROUNDING.md of mxq has how much it is",
@@ -362,7 +396,7 @@ RULES: tuple[Rule, ...] = (
             and s.aiter_experts
             and s.fp4_experts
             and s.version("aiter") not in (None, Version("0.1.17"))
-            and (s.model is None or not s.model.weight_only)
+            and not s.weight_only
         ),
         "AITER {aiter} has the flydsl_mxmoe kernels, which raise NotImplementedError with expert parallelism where a "
         "tuned configuration names them",
@@ -409,7 +443,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "weight-only-linears",
         _ERROR,
-        lambda s: s.mi355x and s.model is not None and s.fp4_linears and s.model.weight_only,
+        lambda s: s.mi355x and s.fp4_linears and s.weight_only,
         "weight-only MXFP4 linears: vLLM has no kernel of AITER's for them, and dequantizes the weights in every step",
         "quantize activations too (recipe mxfp4), or export VLLM_MXFP4_EMULATION_DEQUANT_AT_LOAD=1",
         (f"{_KERNELS}/mxfp4/aiter.py can_implement", f"{_KERNELS}/mxfp4/emulation.py"),
@@ -423,7 +457,7 @@ RULES: tuple[Rule, ...] = (
             and not s.has("quark")
             and s.model is not None
             and s.fp4_linears
-            and (not s.mi355x or s.model.weight_only or not s.has("aiter"))
+            and (not s.mi355x or s.weight_only or not s.has("aiter"))
         ),
         "vLLM emulates MXFP4 linears with AMD Quark's kernels, and amd-quark is not installed: the model does not load",
         "pip install amd-quark",
@@ -520,12 +554,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "prefix-caching",
+        _WARNING,
+        lambda s: s.has("vllm") and not s.cpu,
+        "with speculative decoding, prefix caching (on by default) has been reported to spoil answers of models with "
+        "gated DeltaNet, and to find nothing in its cache",
+        "with --speculative-config, give --no-enable-prefix-caching too",
+        ("vllm-project/vllm#53912", "vllm-project/vllm#43559", "vllm-project/vllm#54360"),
+    ),
+    Rule(
+        "ngram-drafts",
         _NOTE,
         lambda s: s.has("vllm") and not s.cpu,
-        "with speculative decoding, prefix caching of Qwen3.5 keeps states of its gated DeltaNet at few places, finds "
-        "little again, and changes what is computed in a step",
-        "give --no-enable-prefix-caching in what you compare",
-        ("vllm-project/vllm#38898", "vllm-project/vllm#54637"),
+        "the method ngram has been reported to spoil answers of models with gated DeltaNet",
+        "take --speculative-config with the method mtp or dflash",
+        ("vllm-project/vllm#39273",),
     ),
     Rule(
         "mtp-text-only-mrope",

@@ -33,7 +33,7 @@ def look_at(model: str) -> ModelFacts:
 
 def examine_log(facts: LogFacts) -> list[Finding]:
     """Return what is wrong in what a server's log says, the worst first."""
-    found = [*_kernels(facts), *_drafter(facts), *_start(facts), *_remarks(facts)]
+    found = [*_kernels(facts), *_drafter(facts), *_start(facts), *_caching(facts), *_remarks(facts)]
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
 
@@ -48,7 +48,7 @@ def _kernels(facts: LogFacts) -> list[Finding]:
     names = [
         name for name in (*facts.linear_kernels, *facts.moe_backends, *facts.moe_experts) if "emulation" in name.lower()
     ]
-    what = ", ".join(names) or facts.emulation[0]
+    what = ", ".join(names) or next(iter(facts.emulation), "simulated, and no kernel is named")
     return [
         Finding(
             "log-emulated",
@@ -80,16 +80,27 @@ def _drafter(facts: LogFacts) -> list[Finding]:
 
 def _start(facts: LogFacts) -> list[Finding]:
     first = next(iter(facts.failures), "which one is not in the log")
+    do = (
+        "see the log" if facts.failure_line is None else f"see line {facts.failure_line} of the log and those before it"
+    )
     if facts.died:
         text = f"the engine ended with an error: {first}"
-        return [Finding("log-engine-died", Severity.ERROR, text, "see the log around that line", _LOG)]
+        return [Finding("log-engine-died", Severity.ERROR, text, do, _LOG)]
     if facts.ready:
         return []
     if facts.failures:
         text = f"the server did not start: {first}"
-        return [Finding("log-not-started", Severity.ERROR, text, "see the log around that line", _LOG)]
+        return [Finding("log-not-started", Severity.ERROR, text, do, _LOG)]
     text = "the log ends before the server takes requests: what it used may not be in it yet"
     return [Finding("log-unfinished", Severity.WARNING, text, "read it again later, or get the whole log", _LOG)]
+
+
+def _caching(facts: LogFacts) -> list[Finding]:
+    if not facts.prefix_caching or facts.method is None:
+        return []
+    text = "prefix caching is on beside speculative decoding, which has been reported to spoil answers"
+    do = "start the server with --no-enable-prefix-caching"
+    return [Finding("log-prefix-caching", Severity.WARNING, text, do, ("vllm-project/vllm#53912",))]
 
 
 def _remarks(facts: LogFacts) -> list[Finding]:

@@ -113,6 +113,11 @@ class Situation:
         return any(target.startswith("sm_") for target in self.targets)
 
     @property
+    def before_blackwell(self) -> bool:
+        """There are GPUs of NVIDIA's, and none that multiplies FP4 itself."""
+        return self.nvidia and all(int(target[3:]) < 100 for target in self.targets if target.startswith("sm_"))
+
+    @property
     def cpu(self) -> bool:
         """vLLM is here, and built for processors."""
         torch = self.environment.packages.get("torch", "")
@@ -137,6 +142,16 @@ class Situation:
     def fp4_experts(self) -> bool:
         """It may have MXFP4 experts."""
         return self.model is None or self.model.experts_quantized
+
+    @property
+    def quark_experts(self) -> bool:
+        """A model is given, and its experts are MXFP4 in Quark's form."""
+        return self.model is not None and self.model.experts_quantized and self.model.form == "quark"
+
+    @property
+    def weight_only(self) -> bool:
+        """A model is given, is MXFP4, and leaves activations as they are."""
+        return self.model is not None and self.model.form is not None and self.model.weight_only
 
     @property
     def fp4_linears(self) -> bool:
