@@ -58,7 +58,7 @@ Examples:
     multiple=True,
     default=[15],
     show_default=True,
-    help="Draft tokens per verify pass, repeatable.",
+    help="Draft tokens per verify pass, for every method of --spec; repeatable.",
 )
 @click.option("--workload", "workloads", metavar="NAME|FILE", multiple=True, help="Prompts to measure, repeatable.")
 @click.option(
