@@ -107,6 +107,22 @@ def test_models_that_cannot_be_had(hub: Hub, mxq: Runner, dense_source: Path, tm
     assert not [asked for asked in hub.asked if "Signature" in asked.path]
 
 
+def test_what_changed_in_the_cache_is_found_if_asked(hub: Hub, mxq: Runner, dense_source: Path, tmp_path: Path) -> None:
+    hub.add("org/tiny", dense_source)
+    mxq("quantize", "org/tiny", tmp_path / "right")
+    (file,) = mxq.home.rglob("snapshots/*/model.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    words = ("quantize", "org/tiny", tmp_path / "out", "--check-source")
+    assert "error: model.safetensors of org/tiny came damaged: it has another" in mxq(*words, code=1).stderr
+    assert not file.exists()
+    mxq(*words)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("right", "out")]
+    assert weights[0] == weights[1]
+    fails(mxq, "quantize", dense_source, tmp_path / "x", "--check-source", code=2, reason="is on this disk already")
+
+
 def test_no_hub_at_all(hub: Hub, mxq: Runner, dense_source: Path, tmp_path: Path) -> None:
     hub.add("org/tiny", dense_source)
     fails(mxq, "plan", "org/tiny", code=1, reason="HF_HUB_OFFLINE forbids asking the hub", environment=OFFLINE)

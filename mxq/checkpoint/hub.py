@@ -91,6 +91,19 @@ def open_headers(model: HubId, extra: Iterable[str], *, beside: bool = False) ->
     return Checkpoint.open(snapshot.path, begun)
 
 
+def check_cached(model: HubId) -> None:
+    """Compare the files of weights that are in the cache already with the sha256 that the hub lists.
+
+    Raises:
+        MxqError: one is not what the hub lists, and was removed.
+        UsageError, MxqError: as :func:`download`.
+    """
+    with asking(model):
+        snapshot = _look(model, [])
+        absent = snapshot.absent(snapshot.weights)
+        _check_content(snapshot, [name for name in snapshot.weights if name not in absent])
+
+
 def _complete(snapshot: _Snapshot, names: list[str]) -> None:
     _fetch(snapshot, snapshot.absent(names))
     if missing := snapshot.absent(names):
@@ -150,7 +163,7 @@ def listed_sha256(model: HubId, commit: str) -> dict[str, str]:
 
 
 def _check_content(snapshot: _Snapshot, names: list[str]) -> None:
-    """Compare what was fetched with the sha256 that the hub lists for large files: its library compares sizes only."""
+    """Compare files with the sha256 that the hub lists for large files: its library compares sizes only."""
     expected = listed_sha256(snapshot.model, snapshot.path.name)
     files = [snapshot.path / name for name in names if name in expected]
     damaged = []

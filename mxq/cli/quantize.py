@@ -39,6 +39,11 @@ Examples:
     is_flag=True,
     help="Of a model on the hub, fetch a file of weights when its turn comes, and remove it when it is converted.",
 )
+@click.option(
+    "--check-source",
+    is_flag=True,
+    help="Compare what the hub's cache holds of the model with the hub's sha256 first; what is downloaded always is.",
+)
 @jobs_option
 @click.option(
     "--device",
@@ -66,6 +71,7 @@ def command(
     experts: str,
     max_shard_size: int,
     stream: bool,
+    check_source: bool,
     jobs: int,
     device: str,
     executor: str,
@@ -101,11 +107,16 @@ def command(
     devices = named(device)
     chosen = recipes.load(recipe)
     options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
-    on_hub = hub_id(model) is not None
-    if stream and not on_hub:
-        raise UsageError(f"{resolve(model)} is on this disk already", "--stream is for a model's id on the hub")
+    on_hub = hub_id(model)
+    for option, given in (("--stream", stream), ("--check-source", check_source)):
+        if given and on_hub is None:
+            raise UsageError(f"{resolve(model)} is on this disk already", f"{option} is for a model's id on the hub")
     with _cluster(ray_address) if executor == "ray" else contextlib.nullcontext() as execute:
-        if on_hub:  # it is downloaded only if it can be converted, to where it shall go
+        if check_source and on_hub is not None:
+            from mxq.checkpoint.hub import check_cached
+
+            check_cached(on_hub)
+        if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
             planned = plan(open_headers(model, beside=stream), chosen, **options)
             at_once = most_at_once(planned, planned.source.elsewhere)[1] if stream else 0
             check(out, planned.bytes_after + at_once, begun(planned, model, stream=stream))
