@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hub import Hub
+from hub_runner import Runner
 from mutation import mutate, seeds, telling
 from test_hardware_rules import CPU, DENSE, MI355X, MOE, changed, on
 
@@ -110,6 +112,14 @@ def test_of_a_model_only_the_config_is_read(converted_moe: Path, tmp_path: Path)
     shutil.copy(converted_moe / "config.json", tmp_path)
     assert run("--env", RECORDED, tmp_path).exit_code == 1
     assert run("--env", RECORDED, tmp_path / "none").exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_model_on_the_hub_is_looked_at_by_its_headers(hub: Hub, mxq: Runner, converted_moe: Path) -> None:
+    hub.add("org/moe", converted_moe)
+    found = json.loads(mxq("doctor", "--env", RECORDED, "org/moe", "--json", code=1).stdout)["model"]
+    here = json.loads(run("--env", RECORDED, converted_moe, "--json").stdout)["model"]
+    assert found == here | {"name": "org/moe"}
 
 
 @pytest.mark.parametrize(

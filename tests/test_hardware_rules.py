@@ -140,6 +140,7 @@ CASES: dict[str, list[tuple[Environment, Environment]]] = {
         (on(MI355X, WEIGHT_ONLY), on(MI355X, MOE)),
         (on(MI355X, WEIGHT_ONLY), on(MI355X, WEIGHT_ONLY, VLLM_ROCM_USE_AITER_MOE="0")),
     ],
+    "weight-only-experts-emulated": [(on(MI355X, WEIGHT_ONLY, **OFF), on(MI355X, WEIGHT_ONLY))],
     "aiter-no-gate-mode": [
         (on(MI355X, WEIGHT_ONLY, amd_aiter="0.1.13.post1"), on(MI355X, WEIGHT_ONLY, amd_aiter="0.1.14")),
         (on(MI355X, amd_aiter="0.1.13"), on(MI355X, MOE, amd_aiter="0.1.13")),
@@ -162,6 +163,9 @@ CASES: dict[str, list[tuple[Environment, Environment]]] = {
         (on(MI355X, AITER_CONFIG_FMOE="x.csv"), on(H200, AITER_CONFIG_FMOE="x.csv")),
     ],
     "aiter-fp4-intermediate": [(on(MI355X, AITER_MXFP4_INTERMEDIATE="1"), on(MI355X, AITER_MXFP4_INTERMEDIATE="0"))],
+    "deepseek-switch": [
+        (on(MI355X, VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4="1"), on(MI355X, DENSE, VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4="1"))
+    ],
     "aiter-dispatch-policy": [(on(MI355X, VLLM_ROCM_AITER_MOE_DISPATCH_POLICY="2"), MI355X)],
     "aiter-rounds-up": [(MI355X, on(MI355X, amd_aiter="0.1.15")), (on(MI355X, MOE), on(MI355X, WEIGHT_ONLY))],
     "aiter-397b-tp2-untuned": [
@@ -257,6 +261,14 @@ def test_a_right_mi355x_has_nothing_wrong() -> None:
     for model in (None, DENSE, MOE, BF16):
         findings = doctor.examine(on(MI355X, model))
         assert [finding.id for finding in findings if finding.severity is not Severity.NOTE] == ["prefix-caching"]
+
+
+def test_no_rule_forbids_what_another_advises() -> None:
+    """Weight-only experts: with AITER they are wrong, without it slow; and nothing tells to turn it on."""
+    for variables in (OFF, {"VLLM_ROCM_USE_AITER_MOE": "0"}, {}):
+        errors = [finding.id for finding in doctor.examine(on(MI355X, WEIGHT_ONLY, **variables))]
+        assert errors[0] == ("weight-only-experts-emulated" if variables else "aiter-weight-only-experts")
+        assert not {"aiter-off", "aiter-moe-off"} & set(errors)
 
 
 def test_nothing_is_said_of_vllm_where_it_is_not() -> None:

