@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from mxq.hardware.rules import Finding
 
 _EPILOG = """\b
-Nothing is imported, but for what was built for another torch, which is tried
-in a process of its own. What needs knowledge of the model (experts or not,
-which activations) is judged as if it could be anything, unless MODEL is given.
+Nothing is imported, but for what was built for another torch, which is
+tried in a process of its own. What needs knowledge of the model (experts or
+not, which activations) is judged as if it could be anything, unless MODEL is
+given.
 
 \b
 Exit code 0: nothing is wrong, though there may be warnings; 1: something
