@@ -126,18 +126,19 @@ def test_dense_layers_are_split_as_engines_split_them(dense_source: Path, tmp_pa
     """Sections of in_proj_qkv each, whole heads of k_proj, columns of down_proj."""
     converted = convert(dense_source, tmp_path / "converted")
     source = read_all(converted)
-    for kernel, tp, rank, name, rows, columns in (
+    for kernel, tp, rank, name, rows, first in (
         (
             "dense-triton",
             2,
             1,
             "layers.0.linear_attn.in_proj_qkv",
             [*range(64, 128), *range(192, 256), *range(384, 512)],
-            256,
+            0,
         ),
-        ("dense-asm", 4, 1, "layers.3.self_attn.k_proj", [*range(64)], 256),
+        ("dense-asm", 4, 1, "layers.3.self_attn.k_proj", [*range(64)], 0),
+        ("dense-asm", 2, 0, "layers.1.mlp.down_proj", [*range(256)], 0),
         ("dense-asm", 2, 1, "layers.0.mlp.down_proj", [*range(256)], 256),
-        ("dense-asm", 1, 0, "layers.3.self_attn.o_proj", [*range(256)], 256),
+        ("dense-asm", 1, 0, "layers.3.self_attn.o_proj", [*range(256)], 0),
     ):
         module, out = f"model.language_model.{name}", tmp_path / name / str(tp)
         out.parent.mkdir()
@@ -146,7 +147,7 @@ def test_dense_layers_are_split_as_engines_split_them(dense_source: Path, tmp_pa
         assert stored.keys() == {f"{module}.weight", f"{module}.weight_scale"}
         for suffix, unit in (("weight", 2), ("weight_scale", 32)):
             whole = source[f"{module}.{suffix}"].numpy()
-            plain = whole[rows][:, -columns // unit :]
+            plain = whole[rows][:, first // unit : (first + 256) // unit]
             row, byte = np.indices(plain.shape)
             address = swz_address if unit == 32 else tile16_address
             at: Any = address(torch.from_numpy(row), torch.from_numpy(byte), plain.shape[1]).numpy()

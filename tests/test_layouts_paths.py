@@ -60,7 +60,7 @@ def mxq_plan(*arguments: object, code: int = 0) -> Result:
 
 
 def placement(*arguments: object) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(mxq_plan(*arguments, "--json").stdout)["placement"]
+    found: list[dict[str, Any]] = json.loads(mxq_plan(*arguments, "--json").stdout)["placement"]["combinations"]
     return found
 
 
@@ -77,7 +77,7 @@ def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_the_table_of_published_models_comes_out(published: tuple[str, list[Placed]]) -> None:
     name = published[0]
-    found = as_dict(published[1])
+    found = as_dict(published[1])["combinations"]
     text = architectures.config(name)["text_config"]
     assert [(one["tp"], one["ep"], one["dp"]) for one in found[4:]] == [(1, 8, 8), (2, 8, 4), (4, 8, 2), (8, 8, 1)]
     for one, (tp, own, vllm, sglang, tuned) in zip(found, FEASIBILITY[name], strict=False):
@@ -101,7 +101,7 @@ def test_the_table_of_published_models_comes_out(published: tuple[str, list[Plac
         after += e * h * 4 * experts["layers"] * (vllm == 128)
         assert experts["bytes"] == {"before": before, "after": after}
         assert {fact["id"] for fact in experts["facts"]} == {
-            *(("stage-2", "scale-columns") if vllm == 128 else ()),
+            *(("stage-2",) if vllm == 128 else ()),
             *(("padded-i",) if vllm != own else ()),
         }
     for one in found[4:]:  # experts are whole, and the key of no row fits
@@ -110,6 +110,16 @@ def test_the_table_of_published_models_comes_out(published: tuple[str, list[Plac
         assert experts["padded"]["vllm"]["intermediate"] == text["moe_intermediate_size"]
         assert experts["tuned"] == {"vllm": None, "sglang": None}
         assert (one["gpus"], experts["computed_by"], experts["facts"]) == (8, "FlyDSL", [])
+
+
+@pytest.mark.parametrize("name", FEASIBILITY)
+def test_the_table_follows_from_sizes_alone(name: str) -> None:
+    text = architectures.config(name)["text_config"]
+    e, h, i, k = (text[x] for x in ("num_experts", "hidden_size", "moe_intermediate_size", "num_experts_per_tok"))
+    for tp, own, vllm, sglang, tuned in FEASIBILITY[name]:
+        case = ExpertsCase(e, h, i, k, Deployment(tp))
+        assert (case.own_intermediate, case.padded, case.sglang_intermediate) == (own, (h, vllm), sglang)
+        assert [case.row(vllm) is not None, case.row(sglang) is not None] == [tuned == "yes", tuned != "no"]
 
 
 def test_the_dense_model_at_real_dimensions(tmp_path: Path) -> None:
@@ -135,6 +145,9 @@ def test_the_dense_model_at_real_dimensions(tmp_path: Path) -> None:
             assert {fact["id"] for fact in kind["facts"]} == ({"no-assembly"} if narrow and kind["packed"] else set())
     (qkv,) = (kind for kind in found[3]["linear"] if kind["name"] == "self_attn.qkv_proj")
     assert qkv["gpu"] == {"n": 3 * 512 + 2 * 256, "k": 5120, "repeated_rows": 2 * 4 * 256}  # 4 heads for 8 GPUs
+    assert sum(kind["gpu"]["repeated_rows"] for kind in found[3]["linear"]) == 2 * 2 * 4 * 256  # and of the MTP head
+    mxfp4, bf16 = (2 * 4 * 256 * 5120 // 8 * size for size in (16 * 17 / 32, 2))
+    assert [one["repeated_bytes"] for one in found] == [0, 0, 0, mxfp4 + bf16, 0]
     assert found[4]["verdict"] == "refused"
     assert "TP 16 does not divide 24 attention heads" in found[4]["facts"][0]["text"]
     assert all(kind["gpu"] is None for kind in found[4]["linear"])
@@ -208,14 +221,14 @@ MODEL: dict[str, Any] = {"experts": 256, "hidden": 2048, "intermediate": 512, "t
 @pytest.mark.parametrize(
     ("change", "on", "found", "verdict"),
     [
-        ({}, Deployment(4), {"stage-2", "scale-columns"}, "ok"),
-        ({}, Deployment(32), {"block-cut", "stage-2", "scale-columns", "padded-i"}, "wrong"),
-        ({"intermediate": 768}, Deployment(2), {"stage-2", "scale-columns"}, "ok"),
+        ({}, Deployment(4), {"stage-2"}, "ok"),
+        ({}, Deployment(32), {"block-cut", "stage-2", "padded-i"}, "wrong"),
+        ({"intermediate": 768}, Deployment(2), {"stage-2"}, "ok"),
         ({"intermediate": 768}, Deployment(3), set(), "ok"),
         ({"intermediate": 768}, Deployment(5), {"expert-divided", "padded-i"}, "refused"),
         ({"intermediate": 768}, Deployment(5, 5), set(), "ok"),
         ({"hidden": 2048 + 128}, Deployment(1), {"padded-h"}, "ok"),
-        ({"experts": 4}, Deployment(8), {"tp-experts", "stage-2", "scale-columns", "padded-i"}, "refused"),
+        ({"experts": 4}, Deployment(8), {"tp-experts", "stage-2", "padded-i"}, "refused"),
         ({}, Deployment(8, 4), {"ep-multiple"}, "refused"),
         ({}, Deployment(2, 8), set(), "ok"),
         ({"activations": False}, Deployment(1), {"weight-only"}, "wrong"),
@@ -246,11 +259,15 @@ def test_rows_are_looked_up_as_aiter_counts() -> None:
     """Under EP it has the GPU's experts and one expert per token less; rows of mxmoe kernels cannot serve there."""
     mxmoe = ExpertsCase(1024, 4096, 512, 11, Deployment(2, 2))
     assert ids(mxmoe) == {"mxmoe-ep"}
-    assert worst(facts(mxmoe, EXPERTS_FACTS)) == "wrong"
+    assert worst(facts(mxmoe, EXPERTS_FACTS)) == "refused"
     other = ExpertsCase(1024, 4096, 256, 11, Deployment(2, 2))
     assert other.row(256) is not None
     assert ids(other) == set()
     assert ExpertsCase(1024, 4096, 512, 10, Deployment(2, 2)).row(512) is None
+    fused = {on: ExpertsCase(512, 4096, 1024, 10, on, shared=True) for on in (Deployment(2), Deployment(4))}
+    assert all("fused-shared" in ids(case) for case in fused.values())
+    assert [case.fused is not None for case in fused.values()] == [True, False]
+    assert "fused-shared" not in ids(ExpertsCase(512, 4096, 1024, 10, Deployment(2, 2), shared=True))
     assert ExpertsCase(512, 4096, 512, 10, Deployment(1), activations=False).row(512) is None
     assert len({(row.hidden, row.intermediate, row.experts, row.top_k) for row in TUNED}) == len(TUNED)
 
@@ -282,6 +299,8 @@ def test_every_fact_has_a_verdict_and_a_source() -> None:
 def test_a_shared_expert_is_whole_where_tokens_are_shared(moe_source: Path) -> None:
     sizes = {}
     for one in placement(moe_source, "--tp", "2", "--ep", "1,2,4", "--recipe", "mxfp4-shared-expert"):
+        (experts,) = (kind for kind in one["experts"] if kind["packed"])
+        assert ("fused-shared" in {fact["id"] for fact in experts["facts"]}) == (one["ep"] == 1)
         (down,) = (kind for kind in one["linear"] if kind["name"] == "mlp.shared_expert.down_proj")
         assert down["packed"]
         sizes[one["ep"]] = down["gpu"]["k"], [fact["id"] for fact in down["facts"]]

@@ -74,3 +74,22 @@ def test_the_oracle_covers_what_matters() -> None:
     assert Deployment(2, 8).of_shared_expert(48, packed=False) == 1
     assert Deployment(8, 8).of_shared_expert(48, packed=False) == 8
     assert Deployment(8, 8).of_shared_expert(48, packed=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "n", "k", "rule"),
+    [
+        ("x.linear_attn.in_proj_z", 96, 64, "linear_num_value_heads = 6"),
+        ("x.linear_attn.in_proj_qkv", 2 * 128 + 96, 64, "linear_num_value_heads = 6"),
+        ("x.linear_attn.out_proj", 64, 96, "linear_num_value_heads = 6"),
+        ("x.self_attn.k_proj", 96, 64, "num_key_value_heads = 6"),
+        ("x.mlp.down_proj", 64, 98, "K = 98"),
+        ("x.mlp.gate_proj", 98, 64, "N = 98"),
+    ],
+)
+def test_half_a_head_is_refused_though_its_rows_divide(module: str, n: int, k: int, rule: str) -> None:
+    text = {"linear_num_value_heads": 6, "linear_value_head_dim": 16, "num_key_value_heads": 6}
+    text |= {"linear_num_key_heads": 8, "linear_key_head_dim": 16}
+    with pytest.raises(split.IndivisibleError, match=f"{rule} is not a multiple of 4"):
+        split.part(module, n, k, text, 4)
+    assert split.part(module, n, k, text, 2).sizes in ((n // 2, k), (n, k // 2))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mxq.layouts.paths import Found
 
 _HEADING = "MI355X, vLLM 0.32 with AITER after v0.1.20; from their source, not run:"
+_ASM, _TRITON = "ASM or Triton", "Triton"
 
 
 class Sizes(click.ParamType[tuple[int, ...]]):
@@ -35,21 +36,24 @@ class Sizes(click.ParamType[tuple[int, ...]]):
         return tuple(found)
 
 
-def as_dict(placed: Sequence["Placed"]) -> list[dict[str, Any]]:
+def as_dict(placed: Sequence["Placed"]) -> dict[str, Any]:
     """Return every combination as JSON can hold it."""
-    return [
+    combinations = [
         {
             "tp": one.on.tp,
             "ep": one.on.ep,
             "dp": one.on.dp,
             "gpus": one.on.gpus,
             "verdict": one.verdict,
+            "repeated_bytes": one.repeated_bytes,
             "facts": [asdict(fact) for fact in one.facts],
             "experts": [_experts(path, one.facts) for path in one.experts],
             "linear": [_linear(path) for path in one.linear],
         }
         for one in placed
     ]
+    known = {"hardware": "MI355X (gfx950)", "engine": "vLLM 0.32", "kernels": "AITER after v0.1.20", "run": False}
+    return known | {"combinations": combinations}
 
 
 def _experts(path: "ExpertsPath", more: Sequence["Found"]) -> dict[str, Any]:
@@ -110,7 +114,7 @@ class _Notes:
         """Return `` (a, c)`` for texts."""
         self._texts += [text for text in dict.fromkeys(texts) if text not in self._texts]
         letters = sorted({_letter(self._texts.index(text)) for text in texts}, key=lambda x: (len(x), x))
-        return f" ({', '.join(letters)})" if letters else ""
+        return f" ({','.join(letters)})" if letters else ""
 
     def show(self) -> None:
         """Print them."""
@@ -140,6 +144,7 @@ def _show_experts(placed: Sequence["Placed"], number: int, notes: _Notes) -> Non
     e, h, i = kind.sizes
     click.echo(f"{kind.name} of {kind.layers} layers: E {e}, H {h}, I {i}; EP shares E, else TP shares I")
     shown = table(">TP", ">EP", ">DP", ">E", ">I", ">padded", ">padding/GPU", ">SGLang", "tuned", "computed by")
+    computed = set()
     for one in placed:
         path = one.experts[number]
         case = path.case
@@ -149,19 +154,19 @@ def _show_experts(placed: Sequence["Placed"], number: int, notes: _Notes) -> Non
         texts = _texts([*one.facts, *path.facts])
         if by == "tuned rows" and row is not None:
             texts.append(f"{row.kernels}: {row.file}" + (f", AITER {row.since} or later" if row.since else ""))
-        bad = by in ("refused", "wrong")
-        own = (
-            ("-",) * 4 if bad else (str(case.own_experts), str(case.own_intermediate), str(case.padded[1]), _more(path))
-        )
-        tuned = "-" if bad else _tuned(row is not None, case.row(case.sglang_intermediate) is not None)
-        sglang = "-" if bad else str(case.sglang_intermediate)
-        on = one.on
-        shown.add_row(str(on.tp), str(on.ep), str(on.dp), *own, sglang, tuned, by + notes.letters(texts))
+        tuned = _tuned(row is not None, case.row(case.sglang_intermediate) is not None)
+        own: list[object] = [case.own_experts, case.own_intermediate, case.padded[1], _more(path)]
+        own += [case.sglang_intermediate, tuned] if by != "wrong" else ["-"] * 2
+        sizes = ["-"] * len(own) if by == "refused" else [str(x) for x in own]
+        shown.add_row(str(one.on.tp), str(one.on.ep), str(one.on.dp), *sizes, by + notes.letters(texts))
+        computed.add(by)
     show(shown)
-    click.echo(
-        "Padded and padding are vLLM's. Where nothing is tuned AITER decides by a\n"
-        "heuristic. Without VLLM_ROCM_USE_AITER=1 experts are emulated.\n"
-    )
+    if computed & {"FlyDSL", "tuned rows"}:
+        click.echo(
+            "Padded and padding are vLLM's. Where nothing is tuned AITER decides by a\n"
+            "heuristic. Without VLLM_ROCM_USE_AITER=1 experts are emulated."
+        )
+    click.echo()
 
 
 def _more(path: "ExpertsPath") -> str:
@@ -178,6 +183,7 @@ def _tuned(vllm: bool, sglang: bool) -> str:
 def _show_linear(placed: Sequence["Placed"], notes: _Notes) -> None:
     click.echo("dense layers, N and K of a GPU:")
     shown = table("module", ">layers", ">TP", ">N", ">K", "computed by")
+    computed = set()
     for number, first in enumerate(placed[0].linear):
         if not first.kind.packed:
             continue
@@ -191,13 +197,16 @@ def _show_linear(placed: Sequence["Placed"], notes: _Notes) -> None:
             found = [*one.facts, *path.facts]
             sizes = ("-", "-") if path.case is None else (str(path.case.n), str(path.case.k))
             name = (first.kind.name, str(first.kind.layers)) if one is placed[0] else ("", "")
-            by = _by(path, found) + notes.letters(_texts(found))
-            shown.add_row(*name, of, *sizes, by)
+            by = _by(path, found)
+            shown.add_row(*name, of, *sizes, by + notes.letters(_texts(found)))
+            computed.add(by)
     show(shown)
-    click.echo(
-        "ASM (gemm_a4w4) needs VLLM_ROCM_USE_AITER_FP4_ASM_GEMM=1, otherwise it is Triton\n"
-        "(gemm_afp4wfp4). Which dense shapes AITER has tuned is not recorded here.\n"
-    )
+    if computed & {_ASM, _TRITON}:
+        click.echo(
+            "ASM (gemm_a4w4) needs VLLM_ROCM_USE_AITER_FP4_ASM_GEMM=1, otherwise it is Triton\n"
+            "(gemm_afp4wfp4). Which dense shapes AITER has tuned is not recorded here."
+        )
+    click.echo()
 
 
 def _by(path: "LinearPath", found: Sequence["Found"]) -> str:
@@ -206,7 +215,7 @@ def _by(path: "LinearPath", found: Sequence["Found"]) -> str:
     verdict = worst(found)
     if verdict != "ok" or path.case is None:
         return {"emulated": "emulation"}.get(verdict, verdict)
-    return "ASM or Triton" if path.case.assembly else "Triton"
+    return _ASM if path.case.assembly else _TRITON
 
 
 def _texts(found: Sequence["Found"]) -> list[str]:
@@ -218,7 +227,7 @@ def _texts(found: Sequence["Found"]) -> list[str]:
 def _show_repeated(placed: Sequence["Placed"]) -> None:
     found = [f"{size(one.repeated_bytes)} under TP {one.on.tp}" for one in placed if one.repeated_bytes]
     if found:
-        _wrapped(f"Key and value heads are fewer than GPUs, and repeated: {', '.join(found)} more on each GPU.")
+        _wrapped(f"Key and value heads are fewer than GPUs and repeated, for more on each GPU: {', '.join(found)}")
 
 
 def _letter(number: int) -> str:

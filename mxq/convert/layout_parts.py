@@ -152,7 +152,7 @@ def check_fits(operand: Operand, kernel: Kernel) -> None:
             raise UsageError(
                 f"{operand.name} [N {n}, K {k}] under TP {operand.rank.tp}: {letter} = {value} of a GPU's part is not "
                 f"a multiple of {of}, as {kernel.name} needs",
-                "engines compute such a layer without a layout: choose others with --only, or another --tp",
+                "choose others with --only, or another --tp; engines compute it plain, or merged with others",
             )
 
 

@@ -220,12 +220,20 @@ def _placed(planned: Plan, on: Deployment, experts: list[Experts], linear: list[
     return Placed(
         on,
         facts,
-        [_experts_path(planned, kind, on, activations, text) for kind in experts],
+        [_experts_path(planned, kind, on, activations, text, _has_shared(kind, linear)) for kind in experts],
         [_linear_path(kind, on, activations, text, divides) for kind in linear],
     )
 
 
-def _experts_path(planned: Plan, kind: Experts, on: Deployment, activations: bool, text: dict[str, Any]) -> ExpertsPath:
+def _has_shared(kind: Experts, linear: list[Linear]) -> bool:
+    """Tell whether there is a shared expert beside experts, packed and of their size."""
+    names = kind.name.removesuffix("experts") + "shared_expert.down_proj"
+    return any(one.name == names and one.packed and one.modules[0][2] == kind.sizes[2] for one in linear)
+
+
+def _experts_path(
+    planned: Plan, kind: Experts, on: Deployment, activations: bool, text: dict[str, Any], shared: bool
+) -> ExpertsPath:
     top_k = text.get("num_experts_per_tok")
     if type(top_k) is not int or top_k < 1:
         raise UsageError(
@@ -233,7 +241,7 @@ def _experts_path(planned: Plan, kind: Experts, on: Deployment, activations: boo
         )
     if not kind.packed:
         return ExpertsPath(kind, None)
-    case = ExpertsCase(*kind.sizes, top_k, on, activations, planned.form == FORMS[0])
+    case = ExpertsCase(*kind.sizes, top_k, on, activations, planned.form == FORMS[0], shared)
     return ExpertsPath(kind, case, paths.facts(case, paths.EXPERTS_FACTS))
 
 

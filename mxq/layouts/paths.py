@@ -119,6 +119,7 @@ class ExpertsCase:
         on: how it is served.
         activations: they are quantized too (W4A4).
         quark: the checkpoint is in Quark's form.
+        shared: there is a shared expert of the same I, in MXFP4 too.
     """
 
     experts: int
@@ -128,6 +129,7 @@ class ExpertsCase:
     on: Deployment
     activations: bool = True
     quark: bool = True
+    shared: bool = False
 
     @property
     def own_experts(self) -> int:
@@ -171,6 +173,11 @@ class ExpertsCase:
         if not self.activations or self.guarded:
             return None
         return tuned(self.padded[0], intermediate, self.own_experts, self.top_k - (self.on.ep > 1))
+
+    @property
+    def fused(self) -> Tuned | None:
+        """AITER's tuned rows where the shared expert is one more, for every token: E and k are one more."""
+        return tuned(*self.padded, self.own_experts + 1, self.top_k + 1)
 
     def bytes(self) -> tuple[int, int]:
         """Return what a GPU has of one layer: codes and scales before padding, and as vLLM gives them to the kernel.
@@ -232,7 +239,7 @@ EXPERTS_FACTS: tuple[Fact[ExpertsCase], ...] = (
     ),
     Fact(
         "mxmoe-ep",
-        "wrong",
+        "refused",
         "aiter/fused_moe.py: flydsl_mxmoe_* with an expert_mask raises NotImplementedError",
         lambda c: c.on.ep > 1 and (row := c.row(c.padded[1])) is not None and row.mxmoe,
         lambda c: "tuned rows name mxmoe kernels, which raise NotImplementedError under EP",
@@ -247,16 +254,12 @@ EXPERTS_FACTS: tuple[Fact[ExpertsCase], ...] = (
     Fact(
         "stage-2",
         "note",
-        "ROCm/aiter #5233 (CK-Tile), #3476 (FlyDSL, first in 0.1.16); aiter/fused_moe.py",
+        "ROCm/aiter #5233 (CK-Tile), #3476 (FlyDSL, first in 0.1.16); aiter/utility/fp4_utils.py, e8m0_shuffle",
         lambda c: c.activations and not c.guarded and c.padded[1] % 256 > 0,
-        lambda c: "padded I is no multiple of 256, as stage 2 of CK and CK-Tile needs: FlyDSL alone, AITER 0.1.16 on",
-    ),
-    Fact(
-        "scale-columns",
-        "note",
-        "aiter/utility/fp4_utils.py, e8m0_shuffle",
-        lambda c: c.activations and not c.guarded and c.padded[1] // _BLOCK % 8 > 0,
-        lambda c: "w2's scales are padded to 8 columns, which AITER leaves uninitialized",
+        lambda c: (
+            "padded I is no multiple of 256, as stage 2 of CK and CK-Tile needs: FlyDSL alone, AITER 0.1.16 on; "
+            "w2's scales get columns that AITER leaves uninitialized"
+        ),
     ),
     Fact(
         "padded-i",
@@ -264,6 +267,16 @@ EXPERTS_FACTS: tuple[Fact[ExpertsCase], ...] = (
         "ROCm/aiter #3401, #3677 (0.1.16.post2), #5413 (open)",
         lambda c: c.padded[1] != c.own_intermediate,
         lambda c: "I is padded with zeros: AITER 0.1.16.post2 or later; CK ignores that it is padding",
+    ),
+    Fact(
+        "fused-shared",
+        "note",
+        "vllm/model_executor/layers/fused_moe/utils.py, resolve_layer_fused_shared_expert",
+        lambda c: c.shared and c.activations and c.quark and c.on.ep == 1,
+        lambda c: (
+            "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1 makes the shared expert one more of them: "
+            + (f"tuned, {c.fused.kernels}" if c.fused else "not tuned")
+        ),
     ),
     Fact(
         "padded-h",
