@@ -201,7 +201,9 @@ def test_an_emulated_server_fails(tmp_path: Path) -> None:
     assert "warning: log-prefix-caching" in cached.stdout
 
 
-@pytest.mark.parametrize("content", [b"", b"INFO: hello\n" * 3, bytes(range(256)) * 99])
+@pytest.mark.parametrize(
+    "content", [b"", b"INFO: hello\n" * 3, b"INFO:     Application startup complete.\n", bytes(range(256)) * 99]
+)
 def test_a_log_that_is_not_vllms_is_one_line(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "x.log"
     file.write_bytes(content)

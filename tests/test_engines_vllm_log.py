@@ -240,6 +240,11 @@ def test_facts_do_not_grow_with_a_log() -> None:
     assert max(map(len, facts.failures)) < 500
 
 
+def test_facts_do_not_grow_with_processes() -> None:
+    lines = (logged("Loading weights took 1.0 seconds", process=f"Worker pid={number}") for number in range(5000))
+    assert read_log(lines).weights_loaded == 1
+
+
 def test_every_line_has_a_source_and_a_field() -> None:
     fields = LogFacts.__dataclass_fields__.keys() | {"speculation"}
     for line in vllm_log.LINES:

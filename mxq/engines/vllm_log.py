@@ -23,9 +23,10 @@ _LOGGED = re.compile(
     r"\d\d-\d\d \d\d:\d\d:\d\d \[(?P<file>[\w./-]{1,120}):\d+\] ?(?P<message>.*)"
 )
 _OUTSIDE = re.compile(r"INFO: +(?P<message>Application startup complete\.)$")
+_UVICORN = "uvicorn"
 _REQUESTS = ("request_logger.py", "logger.py")  # they print prompts, which may look like anything
 _MOST_TEXT = 300
-_MOST_VALUES = 64
+_MOST_VALUES = 64  # of a fact; GPUs of one server, too, of which the first few say the same as all
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ def read_log(lines: Iterable[str]) -> LogFacts:
         if found is None:
             continue
         process, file, message = found
-        logged += 1
+        logged += file != _UVICORN  # which other servers run on, too
         if file.rpartition("/")[2] in _REQUESTS or _ANY.match(message) is None:
             continue
         for known in LINES:
@@ -292,7 +293,7 @@ def read_log(lines: Iterable[str]) -> LogFacts:
                 continue
             if known.fact == "version" and known.source is _BANNER:
                 start, starts = _Start(), starts + 1
-            if known.fact == "weights_loaded":
+            if known.fact == "weights_loaded" and (process in start.loads or len(start.loads) < _MOST_VALUES):
                 start.loads[process] = start.loads.get(process, 0) + 1
             if known.fact == "failures" and start.failure_line is None:
                 start.failure_line = count
@@ -309,7 +310,7 @@ def _message(line: str) -> tuple[str, str, str] | None:
     if found is not None:
         return found["process"] or "", found["file"], found["message"]
     if line.endswith("Application startup complete.") and (outside := _OUTSIDE.search(line)):
-        return "", "uvicorn", outside["message"]
+        return "", _UVICORN, outside["message"]
     return _json_message(line) if line.startswith("{") and '"message"' in line else None
 
 

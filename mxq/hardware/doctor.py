@@ -1,7 +1,5 @@
 """What ``mxq doctor`` finds: in an environment, by the rules of the catalogue; in a server's log, by what it used."""
 
-from collections.abc import Iterable
-
 from mxq.checkpoint.reader import read_config
 from mxq.checkpoint.resolve import hub_id, open_headers, resolve
 from mxq.engines.vllm_log import LogFacts
@@ -19,7 +17,7 @@ def examine(environment: Environment) -> list[Finding]:
 
 
 def look_at(model: str) -> ModelFacts:
-    """Return what rules need of a model, of which only config.json is read.
+    """Return what rules need of a model, of which only config.json is looked at.
 
     Raises:
         UsageError, MxqError: there is no such model, or it is none that mxq reads.
@@ -35,11 +33,6 @@ def examine_log(facts: LogFacts) -> list[Finding]:
     """Return what is wrong in what a server's log says, the worst first."""
     found = [*_kernels(facts), *_drafter(facts), *_start(facts), *_caching(facts), *_remarks(facts)]
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
-
-
-def is_wrong(findings: Iterable[Finding]) -> bool:
-    """Tell whether there is an error among findings."""
-    return any(finding.severity is Severity.ERROR for finding in findings)
 
 
 def _kernels(facts: LogFacts) -> list[Finding]:
@@ -80,9 +73,7 @@ def _drafter(facts: LogFacts) -> list[Finding]:
 
 def _start(facts: LogFacts) -> list[Finding]:
     first = next(iter(facts.failures), "which one is not in the log")
-    do = (
-        "see the log" if facts.failure_line is None else f"see line {facts.failure_line} of the log and those before it"
-    )
+    do = f"see line {facts.failure_line} of the log and those before it" if facts.failures else "see the log"
     if facts.died:
         text = f"the engine ended with an error: {first}"
         return [Finding("log-engine-died", Severity.ERROR, text, do, _LOG)]
