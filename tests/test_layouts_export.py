@@ -122,6 +122,13 @@ def test_every_byte_of_experts_is_where_the_kernel_looks_and_comes_back(
     assert mxq("check", out, "--against", converted_moe).stdout.count("ok ") == 16
 
 
+def test_what_is_exported_has_the_bytes_that_were_planned(moe_source: Path, exported: Path) -> None:
+    planned = CliRunner().invoke(main, ["plan", str(moe_source), "--tp", "4", "--json"])
+    (placed,) = json.loads(planned.stdout)["placement"]["combinations"]
+    (experts,) = (kind for kind in placed["experts"] if kind["packed"])
+    assert sum(tensor.nbytes for tensor in read_all(exported).values()) == experts["bytes"]["after"]
+
+
 def test_dense_layers_are_split_as_engines_split_them(dense_source: Path, tmp_path: Path) -> None:
     """Sections of in_proj_qkv each, whole heads of k_proj, columns of down_proj."""
     converted = convert(dense_source, tmp_path / "converted")

@@ -50,6 +50,7 @@ FEASIBILITY = {
         (8, 128, 128, 256, "SGLang"),
     ],
 }
+PAGE = Path(__file__).resolve().parent.parent / "benchmarks" / "PATHS.md"
 FILES = {"Qwen3.5-122B-A10B": "minimax_m25_fp4_tuned_fmoe.csv", "Qwen3.5-397B-A17B": "qwen3_5_397b_fp4_tuned_fmoe.csv"}
 
 
@@ -104,6 +105,13 @@ def test_the_table_of_published_models_comes_out(published: tuple[str, list[Plac
             *(("stage-2",) if vllm == 128 else ()),
             *(("padded-i",) if vllm != own else ()),
         }
+    # The MTP head's experts are stored one by one, and not packed.
+    sizes = {"experts": e, "hidden": h, "intermediate": text["moe_intermediate_size"]}
+    assert all(kind["model"] == sizes for kind in found[0]["experts"])
+    assert {kind["name"]: (kind["layers"], kind["packed"]) for kind in found[0]["experts"]} == {
+        "mlp.experts": (text["num_hidden_layers"], True),
+        "mtp.mlp.experts": (1, False),
+    }
     for one in found[4:]:  # experts are whole, and the key of no row fits
         (experts,) = (kind for kind in one["experts"] if kind["packed"])
         assert experts["gpu"] == {"experts": text["num_experts"] // 8, "intermediate": text["moe_intermediate_size"]}
@@ -142,6 +150,8 @@ def test_the_dense_model_at_real_dimensions(tmp_path: Path) -> None:
             narrow = (name, one["tp"]) == ("mlp.down_proj", 8)
             few = name == "linear_attn.in_proj_ba" and one["tp"] > 1
             assert kind["assembly"] != (narrow or few), kind["name"]
+            by = None if not kind["packed"] else "Triton" if narrow else "ASM or Triton"
+            assert kind["computed_by"] == by
             assert {fact["id"] for fact in kind["facts"]} == ({"no-assembly"} if narrow and kind["packed"] else set())
     (qkv,) = (kind for kind in found[3]["linear"] if kind["name"] == "self_attn.qkv_proj")
     assert qkv["gpu"] == {"n": 3 * 512 + 2 * 256, "k": 5120, "repeated_rows": 2 * 4 * 256}  # 4 heads for 8 GPUs
@@ -153,11 +163,13 @@ def test_the_dense_model_at_real_dimensions(tmp_path: Path) -> None:
     assert all(kind["gpu"] is None for kind in found[4]["linear"])
 
 
-def test_it_fits_on_a_terminal_of_80_columns(
+def test_it_fits_on_a_terminal_of_80_columns_and_is_what_the_page_shows(
     published: tuple[str, list[Placed]], moe_source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_placed(published[1])
     shown = [capsys.readouterr().out]
+    printed = "\n".join(line.rstrip() for line in shown[0].strip().splitlines()[2:])
+    assert printed in PAGE.read_text(encoding="utf-8")
     for name in ("mxfp4-shared-expert", "mxfp4-weight-only"):
         full = mxq_plan(moe_source, "--tp", "1,2,4,8", "--ep", "1,4", "--recipe", name).stdout
         shown.append(full[full.index("MI355X") :])

@@ -48,7 +48,7 @@ def as_dict(placed: Sequence["Placed"]) -> dict[str, Any]:
             "repeated_bytes": one.repeated_bytes,
             "facts": [asdict(fact) for fact in one.facts],
             "experts": [_experts(path, one.facts) for path in one.experts],
-            "linear": [_linear(path) for path in one.linear],
+            "linear": [_linear(path, one.facts) for path in one.linear],
         }
         for one in placed
     ]
@@ -82,7 +82,7 @@ def _experts(path: "ExpertsPath", more: Sequence["Found"]) -> dict[str, Any]:
     }
 
 
-def _linear(path: "LinearPath") -> dict[str, Any]:
+def _linear(path: "LinearPath", more: Sequence["Found"]) -> dict[str, Any]:
     kind, case = path.kind, path.case
     return {
         "name": kind.name,
@@ -91,6 +91,7 @@ def _linear(path: "LinearPath") -> dict[str, Any]:
         "modules": {name: [n, k] for name, n, k in kind.modules},
         "gpu": case and {"n": case.n, "k": case.k, "repeated_rows": path.repeated},
         "assembly": case and case.assembly,
+        "computed_by": _by(path, [*more, *path.facts]) if kind.packed else None,
         "facts": [asdict(fact) for fact in path.facts],
     }
 
@@ -162,9 +163,9 @@ def _show_experts(placed: Sequence["Placed"], number: int, notes: _Notes) -> Non
         computed.add(by)
     show(shown)
     if computed & {"FlyDSL", "tuned rows"}:
-        click.echo(
-            "Padded and padding are vLLM's. Where nothing is tuned AITER decides by a\n"
-            "heuristic. Without VLLM_ROCM_USE_AITER=1 experts are emulated."
+        _wrapped(
+            "Padded and padding are vLLM's. Where nothing is tuned AITER decides by a heuristic. "
+            "Without VLLM_ROCM_USE_AITER=1 experts are emulated."
         )
     click.echo()
 
@@ -202,9 +203,9 @@ def _show_linear(placed: Sequence["Placed"], notes: _Notes) -> None:
             computed.add(by)
     show(shown)
     if computed & {_ASM, _TRITON}:
-        click.echo(
-            "ASM (gemm_a4w4) needs VLLM_ROCM_USE_AITER_FP4_ASM_GEMM=1, otherwise it is Triton\n"
-            "(gemm_afp4wfp4). Which dense shapes AITER has tuned is not recorded here."
+        _wrapped(
+            "Triton is gemm_afp4wfp4. With VLLM_ROCM_USE_AITER_FP4_ASM_GEMM=1 ASM is gemm_a4w4, or to 64 tokens "
+            "Triton's gemm_afp4wfp4_preshuffle where that is tuned. Which dense shapes are is not recorded here."
         )
     click.echo()
 

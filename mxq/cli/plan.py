@@ -70,12 +70,15 @@ def command(
     from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
     from mxq.convert.estimate import estimate
-    from mxq.convert.placement import place
     from mxq.convert.plan import plan
     from mxq.convert.stream import most_at_once
 
     planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts, max_shard_size=max_shard_size)
-    placed = place(planned, tps or (1,), eps) if tps or eps else []
+    placed = []
+    if tps or eps:
+        from mxq.convert.placement import place
+
+        placed = place(planned, tps or (1,), eps)
     expected = estimate(planned, jobs)
     files, at_once = most_at_once(planned, planned.source.sizes)
     if as_json:

@@ -300,8 +300,9 @@ class LinearCase:
     def assembly(self) -> bool:
         """``gemm_a4w4`` takes it: N % 32 = 0 and K % 256 = 0 of what the GPU has.
 
-        vLLM asks only with ``VLLM_ROCM_USE_AITER_FP4_ASM_GEMM=1``, and computes everything else by
-        ``gemm_afp4wfp4``. Source: ``_asm_fp4_scale_swizzle_supported`` of
+        vLLM asks only with ``VLLM_ROCM_USE_AITER_FP4_ASM_GEMM=1``, and computes everything else by ``gemm_afp4wfp4``.
+        Up to 64 tokens it then takes ``gemm_afp4wfp4_preshuffle``, which reads the same bytes, where AITER has a tuned
+        configuration for N and K. Source: ``_asm_fp4_scale_swizzle_supported`` and ``gemm_with_dynamic_quant`` of
         ``vllm/model_executor/kernels/linear/mxfp4/aiter.py``.
         """
         kernel = KERNELS["dense-asm"]

@@ -1,8 +1,8 @@
 """How vLLM 0.32 shares the linear layers of a Qwen3.5 model among the GPUs of a tensor parallel group.
 
 Held to what vLLM's own model classes load (``tools/vllm_split_case.py``). ``o_proj``, ``out_proj`` and ``down_proj``
-are ``RowParallelLinear``: a GPU has some of their columns, and all rows. Everything else is ``ColumnParallelLinear``
-or merged of such: a GPU has some rows of each module, whole heads of it.
+are ``RowParallelLinear``: a GPU has some of their columns, and all rows. The routers are whole everywhere. Everything
+else is ``ColumnParallelLinear`` or merged of such: a GPU has some rows of each module, whole heads of it.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from mxq.errors import UsageError
 
 _VOCABULARY = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 _BY_COLUMNS = {"o_proj", "out_proj", "down_proj"}
+_WHOLE = {"gate", "shared_expert_gate"}
 _HEADS = {
     "q_proj": ("num_attention_heads",),  # with an output gate a head has its gate's rows behind its own
     "k_proj": ("num_key_value_heads",),
@@ -66,7 +67,7 @@ def part(module: str, n: int, k: int, text: Mapping[str, Any], tp: int, rank: in
         UsageError: the config lacks what decides, or contradicts ``n``.
     """
     last = module.rpartition(".")[2]
-    if tp == 1:
+    if tp == 1 or last in _WHOLE:
         return Part(((0, n),), (0, k))
     where = f"{module} [N {n}, K {k}] under TP {tp}"
     if last in _BY_COLUMNS:
