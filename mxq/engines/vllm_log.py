@@ -37,17 +37,21 @@ class Line:
         fact: the field of :class:`LogFacts` that it gives; several lines may give one.
         pattern: the message begins with it; its group is the value, or all of the message where it has none.
         source: what prints it, in vLLM.
-        seen: versions of vLLM of which the line was looked up, or read in a real log.
+        seen: versions of vLLM that print it: by the source of 0.32.0, by logs of 0.25.1.
     """
 
     fact: str
     pattern: re.Pattern[str]
     source: str
-    seen: tuple[str, ...] = ("0.32.0",)
+    seen: tuple[str, ...]
 
 
-def _line(fact: str, pattern: str, source: str, *seen: str) -> Line:
-    return Line(fact, re.compile(pattern), source, seen or ("0.32.0",))
+def _line(fact: str, pattern: str, source: str) -> Line:
+    return Line(fact, re.compile(pattern), source, ("0.32.0",))
+
+
+def _both(fact: str, pattern: str, source: str) -> Line:
+    return Line(fact, re.compile(pattern), source, ("0.25.1", "0.32.0"))
 
 
 _BANNER = "entrypoints/serve/utils/api_utils.py log_version_and_model"  # what a server prints first
@@ -55,29 +59,29 @@ _LINEAR = "model_executor/kernels/linear"
 _MOE = "model_executor/layers/fused_moe"
 
 LINES: tuple[Line, ...] = (
-    _line("version", r"[ █▄▀]+ version (\S+)$", _BANNER),
+    _both("version", r"[ █▄▀]+ version (\S+)$", _BANNER),
     _line("version", r"vLLM server version (\S+), serving model ", _BANNER),
-    _line("version", r"Initializing a V1 LLM engine \(v(\S+)\) with config: ", "v1/engine/core.py"),
-    _line("model", r"Initializing a V1 LLM engine .*?: model='([^']*)'", "config/vllm.py VllmConfig.__str__"),
-    _line("quantization", r"Initializing a V1 LLM engine .*?, quantization=(\w[\w-]*),", "config/vllm.py"),
-    _line("prefix_caching", r"Initializing a V1 LLM engine .*?, enable_prefix_caching=(True|False)", "config/vllm.py"),
-    _line("tensor_parallel", r"Initializing a V1 LLM engine .*?, tensor_parallel_size=(\d+)", "config/vllm.py"),
-    _line("device", r"Initializing a V1 LLM engine .*?, device_config=(\w+)", "config/vllm.py"),
-    _line(
+    _both("version", r"Initializing a V1 LLM engine \(v(\S+)\) with config: ", "v1/engine/core.py"),
+    _both("model", r"Initializing a V1 LLM engine .*?: model='([^']*)'", "config/vllm.py VllmConfig.__str__"),
+    _both("quantization", r"Initializing a V1 LLM engine .*?, quantization=(\w[\w-]*),", "config/vllm.py"),
+    _both("prefix_caching", r"Initializing a V1 LLM engine .*?, enable_prefix_caching=(True|False)", "config/vllm.py"),
+    _both("tensor_parallel", r"Initializing a V1 LLM engine .*?, tensor_parallel_size=(\d+)", "config/vllm.py"),
+    _both("device", r"Initializing a V1 LLM engine .*?, device_config=(\w+)", "config/vllm.py"),
+    _both(
         "speculation", r"Initializing a V1 LLM engine .*?speculative_config=(None|SpeculativeConfig)", "config/vllm.py"
     ),
-    _line("method", r"Initializing a V1 LLM engine .*?SpeculativeConfig\(method='([\w-]+)'", "config/speculative.py"),
-    _line(
+    _both("method", r"Initializing a V1 LLM engine .*?SpeculativeConfig\(method='([\w-]+)'", "config/speculative.py"),
+    _both(
         "drafter",
         r"Initializing a V1 LLM engine .*?SpeculativeConfig\(method='[\w-]+', model='([^']*)'",
         "config/speculative.py SpeculativeConfig.__repr__",
     ),
-    _line("budget", r"Initializing a V1 LLM engine .*?, num_spec_tokens=(\d+)\)", "config/speculative.py"),
-    _line("asked", r"non-default args: .*'speculative_config': \{", "entrypoints/serve/utils/api_utils.py"),
-    _line("architectures", r"Resolved architecture: (\w+)$", "config/model.py"),
+    _both("budget", r"Initializing a V1 LLM engine .*?, num_spec_tokens=(\d+)\)", "config/speculative.py"),
+    _both("asked", r"non-default args: .*'speculative_config': \{", "entrypoints/serve/utils/api_utils.py"),
+    _both("architectures", r"Resolved architecture: (\w+)$", "config/model.py"),
     _line("runner", r"Using (V2) Model Runner$", "v1/worker/gpu_worker.py"),
     _line("runner", r"Model Runner V2 .*using the (V1) model runner instead", "config/vllm.py use_v2_model_runner"),
-    _line("linear_kernels", r"Using (\w+) for MXFP4 GEMM$", f"{_LINEAR}/__init__.py init_mxfp4_linear_kernel"),
+    _both("linear_kernels", r"Using (\w+) for MXFP4 GEMM$", f"{_LINEAR}/__init__.py init_mxfp4_linear_kernel"),
     _line("linear_kernels", r"Using (\w+) for mixed-precision linear$", f"{_LINEAR}/__init__.py"),
     _line("linear_kernels", r"Selected (\w+) for \w+$", f"{_LINEAR}/__init__.py"),
     _line("moe_backends", r"Using '(\w+)' Mxfp4 MoE backend\.$", f"{_MOE}/oracle/mxfp4.py _make_log_backend"),
@@ -86,21 +90,21 @@ LINES: tuple[Line, ...] = (
         r"Using (\w+) backend for (?:OCP_MX_Scheme\.)?w_mxfp4\w*$",
         "model_executor/layers/quantization/quark/quark_moe.py QuarkOCP_MX_MoEMethod",
     ),
-    _line("moe_backends", r"Using (.{1,40} Unquantized) MoE backend out of ", f"{_MOE}/oracle/unquantized.py"),
+    _both("moe_backends", r"Using (.{1,40} Unquantized) MoE backend out of ", f"{_MOE}/oracle/unquantized.py"),
     _line("moe_experts", r"Using (\w+Experts\w*)(?: MoE backend)?$", f"{_MOE}/oracle/mxfp4.py, unquantized.py"),
     _line(
         "moe_experts",
         r"Using (\w+) for MXFP4 MoE\b",
         "model_executor/layers/quantization/compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_w4a4_mxfp4.py",
     ),
-    _line("attention_backends", r"Using (\w+) attention backend out of potential backends", "platforms/cuda.py"),
+    _both("attention_backends", r"Using (\w+) attention backend out of potential backends", "platforms/cuda.py"),
     _line("attention_backends", r"Using (\w+) backend out of potential backends", "platforms/rocm.py"),
     _line("attention_backends", r"Using (\w+) backend \(selected via --attention-backend\)", "platforms/rocm.py"),
     _line(
         "attention_backends", r"Found incompatible backend\(s\) .* Overriding with (\w+) out of", "platforms/rocm.py"
     ),
     _line("attention_backends", r"Using AttentionBackendEnum\.(\w+) backend\.$", "platforms/cuda.py"),
-    _line(
+    _both(
         "gdn_kernels",
         r"Using (.{1,40}) GDN prefill kernel \(",
         "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py _log_gdn_backend_decision",
@@ -108,14 +112,14 @@ LINES: tuple[Line, ...] = (
     _line(
         "gdn_spec_kernels", r"GDN spec decode kernel: (\w+)$", "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
     ),
-    _line("weights_loaded", r"Loading weights took ([\d.]+) seconds", "model_executor/model_loader/default_loader.py"),
-    _line("drafter_loading", r"Loading drafter model\.\.\.$", "v1/worker/gpu_model_runner.py, cpu_model_runner.py"),
+    _both("weights_loaded", r"Loading weights took ([\d.]+) seconds", "model_executor/model_loader/default_loader.py"),
+    _both("drafter_loading", r"Loading drafter model\.\.\.$", "v1/worker/gpu_model_runner.py, cpu_model_runner.py"),
     _line(
         "drafter_loading",
         r"Capturing model for \w+ speculator\.\.\.$",
         "v1/worker/gpu/spec_decode/dflash/speculator.py",
     ),
-    _line("acceptance", r"SpecDecoding metrics: Mean acceptance length: ([\d.]+),", "v1/spec_decode/metrics.py"),
+    _both("acceptance", r"SpecDecoding metrics: Mean acceptance length: ([\d.]+),", "v1/spec_decode/metrics.py"),
     _line("emulation", r".*Using EmulationMxfp4LinearKernel, with simulated weight", f"{_LINEAR}/mxfp4/emulation.py"),
     _line(
         "emulation",
@@ -123,7 +127,7 @@ LINES: tuple[Line, ...] = (
         f"{_MOE}/experts/ocp_mx_emulation_moe.py",
     ),
     _line("emulation", r"Using OCP MX emulation for ", f"{_MOE}/oracle/mxfp4.py select_mxfp4_moe_backend"),
-    _line(
+    _both(
         "simulated",
         r"The current platform does not support native MXFP4/MXFP6 computation\. Simulated weight dequantization",
         "model_executor/layers/quantization/quark/schemes/quark_ocp_mx.py QuarkOCP_MX",
@@ -145,12 +149,12 @@ LINES: tuple[Line, ...] = (
         "remarks", r"GDN prefill backend '\w+' (?:was requested but|is selected but)", "…/gdn/qwen_gdn_linear_attn.py"
     ),
     _line("remarks", r"Falling back to the Triton GDN spec decode path: ", "…/gdn/qwen_gdn_linear_attn.py"),
-    _line("failures", r"((?:\w+\.)*\w*(?:Error|Exception): .+)", "tracebacks of workers and the engine"),
+    _both("failures", r"((?:\w+\.)*\w*(?:Error|Exception): .+)", "tracebacks of workers and the engine"),
     _line("failures", r"(Failed to find a kernel that can implement .+)", f"{_LINEAR}/__init__.py"),
     _line("failures", r"(Mxfp4 MoE backend '\w+' does not support .+)", f"{_MOE}/oracle/mxfp4.py"),
     _line("died", r"EngineCore encountered a fatal error\.$", "v1/engine/core.py"),
-    _line("ready", r"Starting vLLM server on ", "entrypoints/launchers/api_server/entry.py"),
-    _line("ready", r"Application startup complete\.$", "uvicorn"),
+    _both("ready", r"Starting vLLM server on ", "entrypoints/launchers/api_server/entry.py"),
+    _both("ready", r"Application startup complete\.$", "uvicorn"),
 )
 """What is read of a log."""
 

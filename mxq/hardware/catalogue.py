@@ -106,7 +106,8 @@ RULES: tuple[Rule, ...] = (
         "cuda-emulates-linears",
         _ERROR,
         lambda s: s.nvidia and s.model is not None and s.model.form == "quark" and s.fp4_linears,
-        "on NVIDIA GPUs vLLM {vllm} emulates MXFP4 linears in Quark's form: it dequantizes the weights in every step",
+        "on NVIDIA GPUs vLLM {vllm} emulates MXFP4 linears in Quark's form: it dequantizes the weights in every step, "
+        "and does not load them at all without amd-quark",
         "install vLLM 0.32, which runs them weight-only by Marlin; or convert with --format compressed-tensors",
         (f"{_KERNELS}/__init__.py _POSSIBLE_MXFP4_KERNELS",),
         before={"vllm": "0.32"},
