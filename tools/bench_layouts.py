@@ -36,7 +36,9 @@ _PERMUTATIONS: dict[str, tuple[str, Callable[[Bytes], Bytes]]] = {
     "tile16, gate_up": ("w13", lambda x: orders.tile16(x, gate_up=True)),
     "untile16, gate_up": ("w13", lambda x: orders.untile16(x, gate_up=True)),
     "gu16": ("w13", orders.gu16),
+    "ungu16": ("w13", orders.ungu16),
     "pairs": ("w13", orders.pairs),
+    "unpairs": ("w13", orders.unpairs),
     "swz": ("w13_scale", orders.swz),
     "unswz": ("w13_scale", orders.unswz),
     "swz, gate_up": ("w13_scale", lambda x: orders.swz(x, gate_up=True)),
@@ -60,7 +62,9 @@ def subjects(experts: Experts[Bytes]) -> list[Subject]:
 
     all_four = [experts.w13, experts.w13_scale, experts.w2, experts.w2_scale]
     tensors = Experts(*map(torch.from_numpy, all_four))
-    laid_out = operands.moe_a4w4(experts)
+    laid_out, interleaved, triton = (
+        layout(experts) for layout in (operands.moe_a4w4, operands.moe_interleaved, operands.moe_triton)
+    )
     whole = sum(x.nbytes for x in all_four)
     return [
         *(permutation("copy", operand, np.copy) for operand in ("w13", "w13_scale")),
@@ -69,7 +73,9 @@ def subjects(experts: Experts[Bytes]) -> list[Subject]:
         Subject("moe_a4w4, torch", lambda: operands.moe_a4w4(tensors), whole),
         Subject("undo_moe_a4w4", lambda: operands.undo_moe_a4w4(laid_out), whole),
         Subject("moe_interleaved", lambda: operands.moe_interleaved(experts), whole),
+        Subject("undo_moe_interleaved", lambda: operands.undo_moe_interleaved(interleaved), whole),
         Subject("moe_triton", lambda: operands.moe_triton(experts), whole),
+        Subject("undo_moe_triton", lambda: operands.undo_moe_triton(triton), whole),
     ]
 
 

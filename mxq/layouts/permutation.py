@@ -13,22 +13,19 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 Array = TypeVar("Array", npt.NDArray[np.uint8], "torch.Tensor")
 
-_WORDS = {1: np.uint8, 4: np.uint32, 16: np.complex128}  # types that numpy copies in one piece, by their bytes
-_CACHED = 1 << 18  # bytes that stay in a core's cache while their planes are gone through
+_WORDS = {1: np.uint8, 16: np.complex128}  # types that numpy copies in one piece, by their bytes
 
 
 @dataclass(frozen=True)
 class Permutation:
     """An order of bytes: the array, seen with the shape ``split``, has its axes put in ``order``.
 
-    ``planes`` are axes of ``split`` that a CPU goes through one index at a time, since they would make the innermost
-    loops a few bytes long; the first axis then stays first. ``word`` is how many bytes of the last axis stay together,
-    there and last; if it is not 1, it divides that axis. Both are for speed and change no byte.
+    ``word`` is how many bytes of the last axis stay together, there and last; if it is not 1, it divides that axis. It
+    is for speed and changes no byte.
     """
 
     split: tuple[int, ...]
     order: tuple[int, ...]
-    planes: tuple[int, ...] = ()
     word: int = 1
 
     @property
@@ -36,7 +33,7 @@ class Permutation:
         """The permutation that undoes this one."""
         back = tuple(self.order.index(axis) for axis in range(len(self.order)))
         split = tuple(self.split[axis] for axis in self.order)
-        return Permutation(split, back, tuple(self.order.index(axis) for axis in self.planes), self.word)
+        return Permutation(split, back, self.word)
 
     def __call__(self, x: Array) -> Array:
         """Return the bytes of ``x`` in the new order: contiguous memory of its own, of the shape and device of ``x``.
@@ -56,15 +53,7 @@ class Permutation:
         split = (*self.split[:-1], self.split[-1] // self.word)
         whole = x if self.word == 1 else np.ascontiguousarray(x)
         source: npt.NDArray[np.generic] = whole.view(_WORDS[self.word]).reshape(split)
-        moved = np.empty([split[axis] for axis in self.order], source.dtype)
-        target = moved.transpose(self.inverse.order)
-        step = max(1, _CACHED * split[0] // max(1, x.size))
-        for first, *index in np.ndindex(*[-(-split[0] // step), *(split[axis] for axis in self.planes)]):
-            plane: list[int | slice] = [slice(first * step, (first + 1) * step), *[slice(None)] * (len(split) - 1)]
-            for axis, at in zip(self.planes, index, strict=True):
-                plane[axis] = at
-            target[tuple(plane)] = source[tuple(plane)]
-        return moved.reshape(-1).view(np.uint8)
+        return np.array(source.transpose(self.order), order="C").reshape(-1).view(np.uint8)
 
 
 def checked(x: Array, what: str) -> tuple[int, int, int]:
