@@ -58,7 +58,9 @@ class Journal:
 
     def record(self, line: dict[str, Any]) -> None:
         """Add a line: ``shard`` with what :attr:`shards` holds of it, or ``manifest`` with its checksum."""
-        rest = memoryview(json.dumps(line | {_CHECK: _checksum(line)}, allow_nan=False).encode() + b"\n")
+        text = json.dumps(line, allow_nan=False)
+        check = json.dumps({_CHECK: _checksum(text)})
+        rest = memoryview(f"{text[:-1]}, {check[1:]}\n".encode())
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
         self._take(line)  # first, because Ctrl-C while the disk is busy leaves a line that is whole
@@ -146,15 +148,15 @@ def _lines(file: Path) -> tuple[list[dict[str, Any]], int]:
             f"{file} has format {lines[0]['format']!r}, and this mxq writes {FORMAT}",
             f"continue with the mxq that began it, or delete {quoted(file.parent)} to start over",
         )
-    unchanged = all(line.pop(_CHECK, None) == _checksum(line) for line in lines)
+    unchanged = all(line.pop(_CHECK, None) == _checksum(json.dumps(line)) for line in lines)
     first, others = all(_holds(line, _FIRST) for line in lines[:1]), lines[1:]
     if not (unchanged and first and all(_holds(line, _SHARD) or _holds(line, _LAST) for line in others)):
         raise MxqError(f"{file} is damaged", f"delete {quoted(file.parent)} to start over, or name another output")
     return lines, len(whole)
 
 
-def _checksum(line: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(line).encode()):08x}"
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _holds(line: dict[str, Any], kinds: Mapping[str, type]) -> bool:

@@ -1,5 +1,6 @@
 """Make one file of a conversion: tensors quantized, copied or dequantized, and how far off the first are."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -125,7 +126,8 @@ class _Quantize:
         weight, scales = self.group.outputs
         tensor = source.tensors[self.piece.tensor]
         columns, row_bytes = tensor.shape[-1], _row_bytes(source, self.piece)
-        rows = _rows(tensor.dtype, self.work.rule, self.work.devices)
+        devices = self.work.devices
+        rows = _rows(tensor.dtype, self.work.rule, devices[memory.thread % len(devices)] if devices else None)
         found = []
         step = _rows_at_once(source, self.piece)
         for start in range(self.start, self.stop, step):
@@ -188,12 +190,13 @@ def _stored_row_bytes(source: Checkpoint, name: str) -> int:
     return tensor.shape[-1] * SIZES[tensor.dtype]
 
 
-def _rows(kind: str, rule: str, devices: tuple[str, ...]) -> "Rows | DeviceRows":
-    if not devices:
+@functools.lru_cache
+def _rows(kind: str, rule: str, device: str | None) -> "Rows | DeviceRows":
+    if device is None:
         return Rows(kind, rule, measured=True)
     from mxq.formats.device_rows import DeviceRows  # and torch with it
 
-    return DeviceRows(kind, rule, devices[memory.thread % len(devices)])
+    return DeviceRows(kind, rule, device)
 
 
 def _row_bytes(source: Checkpoint, piece: Piece) -> int:

@@ -8,6 +8,7 @@ There is no torch here, whose import takes longer than the quantization of a gig
 holds no lock.
 """
 
+import ctypes
 import functools
 import math
 import os
@@ -22,7 +23,7 @@ from mxq.formats.cpu_kernel import COLUMNS, COUNTS, LIMITS, SATURATED, SIGN, com
 from mxq.formats.rules import BLOCK, NAN_BYTE, scale_rule
 
 _LARGEST_BYTE = 253
-_MEASURED_AT_ONCE = 1 << 18  # elements: sums do not depend on how many threads add them up
+_MEASURED_AT_ONCE = 1 << 19  # elements: sums do not depend on how many threads add them up
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Rows:
         at_once: elements that are best read, quantized and written before the next ones are read.
     """
 
-    at_once = 1 << 18  # which stay in the processor's cache meanwhile
+    at_once = 1 << 19  # which stay in the processor's cache meanwhile
 
     def __init__(self, kind: str, rule: str, *, measured: bool) -> None:
         """Prepare for numbers of a ``kind`` in :data:`KINDS` and a ``rule`` in :data:`mxq.formats.rules.RULES`."""
@@ -102,34 +103,34 @@ class Rows:
         """
         rows, columns = bits.shape
         step = max(1, _MEASURED_AT_ONCE // max(1, columns))
-        starts = range(0, rows, step)
-        sums, counts = np.zeros((len(starts), 2)), np.zeros((len(starts), len(COUNTS)), np.int64)
-        *given, sum_0, count_0 = (array.ctypes.data for array in (bits, packed, scale, self._limits, sums, counts))
+        addresses = (*(array.ctypes.data for array in (bits, packed, scale)), self._limits.ctypes.data)
         numbers = (*self._rule, bits.strides[0] // bits.itemsize, columns // BLOCK)
 
-        def run(part: int) -> None:
-            first = starts[part]
-            found = (sum_0 + part * sums.strides[0], count_0 + part * counts.strides[0])
-            self._kernel(*given, *found, *numbers, first, min(first + step, rows))
+        def part(first: int) -> tuple[Any, Any]:
+            sums, counts = _Sums(), _Counts()
+            self._kernel(*addresses, sums, counts, *numbers, first, min(first + step, rows))
+            return sums, counts
 
-        for _ in (map if threads == 1 else _pool(threads).map)(run, range(len(starts))):
-            pass
-        return _measures(sums.tolist(), counts.tolist())
+        return _measures(list((map if threads == 1 else _pool(threads).map)(part, range(0, rows, step))))
 
 
-def _measures(sums: list[list[float]], counts: list[list[int]]) -> Measures:
-    """Return the measures of all parts of a tensor."""
-    signal, noise = zip(*sums, strict=True) if sums else ((), ())
-    count = dict(zip(COUNTS, zip(*counts, strict=True), strict=True)) if counts else dict.fromkeys(COUNTS, ())
+_Sums = ctypes.c_double * 2
+_Counts = ctypes.c_int64 * len(COUNTS)
+
+
+def _measures(parts: list[tuple[Any, Any]]) -> Measures:
+    """Return the measures of all parts of a tensor, in order."""
+    columns = list(zip(*(counts for _, counts in parts), strict=True)) or [()] * len(COUNTS)
+    saturated, zero_blocks, bad_blocks, lowest, highest, first_bad_row = columns
     return Measures(
-        signal=math.fsum(signal),
-        noise=math.fsum(noise),
-        saturated=sum(count["saturated"]),
-        zero_blocks=sum(count["zero_blocks"]),
-        lowest=min(count["lowest"], default=NAN_BYTE),
-        highest=max(count["highest"], default=0),
-        bad_blocks=sum(count["bad_blocks"]),
-        first_bad_row=next((row for row in count["first_bad_row"] if row >= 0), None),
+        signal=math.fsum(sums[0] for sums, _ in parts),
+        noise=math.fsum(sums[1] for sums, _ in parts),
+        saturated=sum(saturated),
+        zero_blocks=sum(zero_blocks),
+        lowest=min(lowest, default=NAN_BYTE),
+        highest=max(highest, default=0),
+        bad_blocks=sum(bad_blocks),
+        first_bad_row=next((row for row in first_bad_row if row >= 0), None),
     )
 
 
