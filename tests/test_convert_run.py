@@ -4,7 +4,10 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import ml_dtypes
@@ -526,6 +529,32 @@ def test_any_layout_of_shards_is_aligned_and_holds_everything_once(
         assert info.start % {"U8": 1, "BF16": 2, "F32": 4}[info.dtype] == 0
     for name, values in read_all(directory).items():
         assert torch.equal(values.reshape(-1).view(torch.uint8), expected[name])
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=30), st.integers(0, 3), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_the_checksum_is_of_the_file_in_whatever_order_and_memory_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, bool]], buffers: int, random: Random
+) -> None:
+    sizes = [size for size, _ in parts]
+    (shard,) = layout([(TensorSpec("a", "U8", (sum(sizes),)),), (TensorSpec("b", "U8", (3,)),)], 1 << 20)
+    directory = tmp_path_factory.mktemp("order")
+    expected = random.randbytes(sum(sizes))
+
+    def write(start: int, size: int, lent: bool) -> None:
+        view = (writer.buffer(size) if lent else None) or memoryview(bytearray(size))
+        view[:] = expected[start : start + size]
+        writer.write("a", start, view)
+
+    tasks = [(start - size, *part) for part, size, start in zip(parts, sizes, accumulate(sizes), strict=True)]
+    random.shuffle(tasks)
+    with ShardWriter(directory, shard, buffers) as writer, ThreadPoolExecutor(3) as pool:
+        writer.write("b", 0, memoryview(b"bbb"))
+        for done in [pool.submit(write, *task) for task in tasks]:
+            done.result()
+            writer.hash()
+    assert writer.checksum == checksum(directory / shard.file)
+    assert (directory / shard.file).read_bytes().endswith(expected + b"bbb")
 
 
 def shard_tensors(directory: Path, count: int) -> list[TensorInfo]:

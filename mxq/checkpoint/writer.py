@@ -19,6 +19,7 @@ from mxq.checkpoint.headers import SIZES, encode_header, nbytes
 from mxq.checkpoint.reader import SINGLE
 
 _HASHED_AT_ONCE = 1 << 20
+_BUFFER = 1 << 19
 _FLUSHED_AT_ONCE = 64 << 20
 
 
@@ -92,14 +93,16 @@ def index_of(tensors: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
 class ShardWriter:
     """Writes one shard, by as many threads as call :meth:`write`.
 
-    A context manager that on success makes sure that every tensor was filled to the last byte and is on the disk.
+    A context manager that on success makes sure that every tensor was filled to the last byte and is on the disk. The
+    checksum is taken of what is still in memory where it can be, and else of the file.
 
     Attributes:
         file: what is written.
         checksum: its ``bytes`` and ``sha256``, once the block has ended.
     """
 
-    def __init__(self, directory: Path, shard: Shard) -> None:
+    def __init__(self, directory: Path, shard: Shard, buffers: int = 0) -> None:
+        """Prepare the file; ``buffers`` is how many of half a megabyte :meth:`buffer` hands out."""
         self.file = directory / shard.file
         self.checksum: dict[str, Any] = {}
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -115,7 +118,10 @@ class ShardWriter:
         self._start = len(begin)
         self._lock = threading.Lock()
         self._digest, self._hashed = hashlib.sha256(), 0
-        self._buffer = memoryview(bytearray(_HASHED_AT_ONCE))
+        self._read = memoryview(bytearray(_HASHED_AT_ONCE))
+        self._free = [bytearray(_BUFFER) for _ in range(buffers)]
+        self._buffers = {id(buffer): buffer for buffer in self._free}
+        self._written: dict[int, memoryview] = {}
         self._unhashed = iter(self._places)
         self._next = next(self._unhashed, None)
         self._flusher, self._flush, self._flushed = ThreadPoolExecutor(1, "flush"), Future[None](), 0
@@ -123,14 +129,26 @@ class ShardWriter:
         self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         self._put(0, memoryview(begin))
 
+    def buffer(self, count: int) -> memoryview | None:
+        """Return memory of ``count`` bytes to be filled and then written, once; None if there is none."""
+        try:
+            return memoryview(self._free.pop())[:count] if count <= _BUFFER else None
+        except IndexError:
+            return None
+
     def write(self, name: str, start: int, values: memoryview) -> None:
-        """Write bytes of tensor ``name``, from its byte ``start`` on; ``values`` is contiguous, of any type."""
+        """Write bytes of tensor ``name``, from its byte ``start`` on; ``values`` is contiguous, of any type.
+
+        Those of a :meth:`buffer` are not the caller's any more.
+        """
         view = values.cast("B")
         begin, end = self._places[name]
         if start < 0 or begin + start + len(view) > end:
             raise ValueError(f"{name} is larger than its place in {self.file.name}")
         with self._lock:  # which the system has as well for a file, and waits for busily
             self._put(self._start + begin + start, view)
+            if id(view.obj) in self._buffers:
+                self._written[self._start + begin + start] = view
             self._left[name] -= len(view)
 
     def hash(self) -> None:
@@ -138,6 +156,7 @@ class ShardWriter:
 
         Another one brings it to the disk meanwhile, so that there is less to wait for in the end.
         """
+        self._hash_written()
         while self._next is not None and self._left[self._next] == 0:
             self._hash(self._start + self._places[self._next][1])
             self._next = next(self._unhashed, None)
@@ -146,13 +165,27 @@ class ShardWriter:
             self._flush, self._flushed = self._flusher.submit(os.fdatasync, self._descriptor), self._hashed
 
     def _hash(self, end: int) -> None:
-        while self._hashed < end:
-            view = self._buffer[: end - self._hashed]
+        while self._hash_written() < end:
+            view = self._read[: end - self._hashed]
             count = os.preadv(self._descriptor, [view], self._hashed)
             if not count:
                 raise OSError(errno.EIO, "what was written is not there", str(self.file))
             self._digest.update(view[:count])
             self._hashed += count
+            with self._lock:
+                for position in [position for position in self._written if position < self._hashed]:
+                    self._release(self._written.pop(position))
+
+    def _hash_written(self) -> int:
+        """Take into the checksum what is in memory and next; return how much of the file is in it."""
+        while (view := self._written.pop(self._hashed, None)) is not None:
+            self._digest.update(view)
+            self._hashed += len(view)
+            self._release(view)
+        return self._hashed
+
+    def _release(self, view: memoryview) -> None:
+        self._free.append(self._buffers[id(view.obj)])
 
     def _put(self, position: int, view: memoryview) -> None:
         done = 0

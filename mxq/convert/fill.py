@@ -21,6 +21,8 @@ from mxq.checkpoint.writer import Shard, ShardWriter
 from mxq.progress import Advance
 
 _BYTES_AT_ONCE = 16 << 20
+_COPIED_AT_ONCE = 1 << 19
+_BUFFERS = 4
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -55,7 +57,10 @@ def fill(
         OSError: the file cannot be written.
     """
     results = []
-    with ShardWriter(directory, shard) as writer, ThreadPoolExecutor(jobs, "fill") as pool:
+    with (
+        ShardWriter(directory, shard, buffers=_BUFFERS * (jobs + 2)) as writer,
+        ThreadPoolExecutor(jobs, "fill") as pool,
+    ):
         try:
             for tasks in batches:
                 for task, result in zip(tasks, pool.map(lambda task: task(writer), tasks), strict=True):
@@ -89,9 +94,10 @@ class Copy:
 
     def __call__(self, writer: ShardWriter) -> None:
         """Copy them."""
-        view = memory.of("copy", self.nbytes).data
-        self.source.read_into(self.name, self.start, view)
-        writer.write(self.name, self.start, view)
+        for start in range(self.start, self.stop, _COPIED_AT_ONCE):
+            view = buffer(writer, "copy", min(_COPIED_AT_ONCE, self.stop - start))
+            self.source.read_into(self.name, start, view)
+            writer.write(self.name, start, view)
 
 
 def copies(source: Checkpoint, name: str) -> Iterator[Copy]:
@@ -99,6 +105,11 @@ def copies(source: Checkpoint, name: str) -> Iterator[Copy]:
     count = source.info(name).nbytes
     for start in range(0, count, _BYTES_AT_ONCE):
         yield Copy(source, name, start, min(start + _BYTES_AT_ONCE, count))
+
+
+def buffer(writer: ShardWriter, name: str, count: int) -> memoryview:
+    """Return memory to be filled and then written, once: the writer's, or what the thread has by that name."""
+    return writer.buffer(count) or memory.of(name, count).data
 
 
 class _Memory(threading.local):

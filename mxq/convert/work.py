@@ -13,7 +13,7 @@ from mxq.checkpoint import Checkpoint, fp8
 from mxq.checkpoint.headers import SIZES
 from mxq.checkpoint.writer import Shard, ShardWriter
 from mxq.convert.error import ErrorMeter
-from mxq.convert.fill import Copy, copies, fill, memory
+from mxq.convert.fill import Copy, buffer, copies, fill, memory
 from mxq.convert.partial import SpoiledError
 from mxq.convert.plan import Group
 from mxq.errors import MxqError
@@ -132,7 +132,8 @@ class _Quantize:
         step = _rows_at_once(source, self.piece)
         for start in range(self.start, self.stop, step):
             count = min(step, self.stop - start)
-            packed, scale = (memory.of(f"1/{n}", count * (columns // n)).reshape(count, -1) for n in (2, BLOCK))
+            made = [buffer(writer, f"1/{n}", count * (columns // n)) for n in (2, BLOCK)]
+            packed, scale = (np.frombuffer(view, np.uint8).reshape(count, -1) for view in made)
             part = max(1, rows.at_once // columns)
             for first in range(0, count, part):
                 some = min(part, count - first)
@@ -144,8 +145,8 @@ class _Quantize:
                     raise _not_finite(source, self.piece)
                 found.append(measures)
             row = self.place + start - self.start
-            writer.write(weight.name, row * packed.shape[-1], packed.data)
-            writer.write(scales.name, row * scale.shape[-1], scale.data)
+            for output, view in zip((weight, scales), made, strict=True):
+                writer.write(output.name, row * (len(view) // count), view)
         return found
 
 
