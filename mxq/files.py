@@ -16,7 +16,7 @@ from typing import IO, Any
 from mxq import __version__
 
 _CHUNK = 8 << 20
-_COLUMNS = 120
+_COLUMNS = 160
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from mxq.convert import decide, recipe
 from mxq.convert.plan import plan
 from mxq.convert.run import run
 from mxq.errors import MxqError, UsageError
+from mxq.formats.rules import RULES
 from mxq.models import qwen35
 from mxq.verify.run import verify
 
@@ -344,6 +345,32 @@ def test_transformers_reads_tokenizer_and_config_of_the_output(source: Path, tmp
     text = "What is 3 + 4?"
     assert AutoTokenizer.from_pretrained(out).encode(text) == AutoTokenizer.from_pretrained(source).encode(text)
     assert AutoConfig.from_pretrained(out).architectures == AutoConfig.from_pretrained(source).architectures
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_number_that_would_become_infinite_is_refused(
+    rule: str, dtype: torch.dtype, dense_source: Path, tmp_path: Path
+) -> None:
+    """From 1.75 * 2^127 on, 4 times the scale 2^126 is the nearest. The rule "floor" saturates at 1.5 * 2^127."""
+    (tmp_path / "own.yaml").write_text(f"extends: mxfp4\nscale_rule: {rule}\n")
+    tensor = "model.language_model.layers.1.mlp.down_proj.weight"
+    for name, number in (("fits", -1.74 * 2.0**127), ("does-not", -1.75 * 2.0**127)):
+        source = shutil.copytree(dense_source, tmp_path / name)
+
+        def edit(tensors: Tensors, number: float = number) -> None:
+            tensors[tensor] = tensors[tensor].to(dtype)
+            tensors[tensor][40, 3] = number
+
+        rewrite(source, edit)
+        out = tmp_path / f"{name}-out"
+        if name == "fits" or rule == "floor":
+            convert(source, out, str(tmp_path / "own.yaml"))
+            assert verify(out, source).problems == []
+        else:
+            with pytest.raises(MxqError, match=rf"{tensor} holds 1 values that MXFP4 rounds to 2\^128, .* in row 40"):
+                convert(source, out, str(tmp_path / "own.yaml"))
+            assert not out.exists()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

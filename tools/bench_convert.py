@@ -75,8 +75,15 @@ def measure(
             while stream.read(1 << 24):
                 pass
     os.sync()
+    # What is installed starts from compiled Python, whatever is set here.
+    start_as_installed = [
+        "env",
+        "-u",
+        "PYTHONDONTWRITEBYTECODE",
+        f"PATH={Path(command[0]).parent}:{os.environ['PATH']}",
+    ]
     start = time.perf_counter()
-    done, peak = peak_memory.measured(["env", f"PATH={Path(command[0]).parent}:{os.environ['PATH']}", *command])
+    done, peak = peak_memory.measured([*start_as_installed, *command])
     seconds = time.perf_counter() - start
     if done.returncode or not list(out.glob("*.safetensors")):
         sys.exit(f"{shlex.join(map(str, command))} failed:\n{done.stderr[-3000:]}")

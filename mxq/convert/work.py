@@ -16,7 +16,6 @@ from mxq.convert.error import ErrorMeter
 from mxq.convert.fill import Copy, buffer, copies, fill, memory
 from mxq.convert.partial import SpoiledError
 from mxq.convert.plan import Group
-from mxq.errors import MxqError
 from mxq.formats.cpu_rows import KINDS, Measures, Rows
 from mxq.formats.rules import BLOCK
 from mxq.models.qwen35 import Piece
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 _ELEMENTS_AT_ONCE = 1 << 20  # few enough for codes to stay in the processor's cache until they are written
 _CHUNKS_A_TASK = 16
+_HIGHEST_SAFE = 252  # the next scale is 2^126, and 4 times that is more than any bfloat16 or float32
 _DAMAGED = "the source is damaged: MXFP4 cannot hold such values, and nothing was left behind"
 
 
@@ -141,8 +141,8 @@ class _Quantize:
                 source.read_into(tensor.name, (start + first) * row_bytes, x.data)
                 bits = x.view(KINDS[tensor.dtype].bits).reshape(some, columns)
                 measures = rows.quantize(bits, packed[first : first + some], scale[first : first + some])
-                if measures.bad_blocks:
-                    raise _not_finite(source, self.piece)
+                if measures.bad_blocks or measures.highest > _HIGHEST_SAFE:
+                    _refuse_unfit(source, self.piece)
                 found.append(measures)
             row = self.place + start - self.start
             for output, view in zip((weight, scales), made, strict=True):
@@ -209,15 +209,23 @@ def _rows_at_once(source: Checkpoint, piece: Piece) -> int:
     return max(1, _ELEMENTS_AT_ONCE // source.tensors[piece.tensor].shape[-1])
 
 
-def _not_finite(source: Checkpoint, piece: Piece) -> MxqError:
+def _refuse_unfit(source: Checkpoint, piece: Piece) -> None:
+    """Raise SpoiledError if a piece holds what MXFP4 has no value for, or rounds to one that is 2^128."""
     tensor = source.tensors[piece.tensor]
     kind, columns = KINDS[tensor.dtype], tensor.shape[-1]
     bits = np.empty((piece.stop - piece.start, columns), kind.bits)
     source.read_into(piece.tensor, piece.start * bits[0].nbytes, bits.data.cast("B"))
-    bad = (bits & kind.infinity) == kind.infinity
-    row = int(bad.any(axis=-1).argmax())
-    where = "" if piece.tensor == f"{piece.module}.weight" else f" ({piece.module})"
-    return SpoiledError(
-        f"tensor {piece.tensor}{where} holds {int(bad.sum())} values that are NaN or infinite, the first in row {row}",
-        _DAMAGED,
-    )
+    magnitude = bits & (1 << 8 * bits.itemsize - 1) - 1
+    too_large = kind.infinity - (1 << kind.mantissa - 2)  # 1.75 * 2^127 in bfloat16 and float32: 3.5 rounds up to 4
+    for limit, what in (
+        (kind.infinity, "are NaN or infinite"),
+        (too_large, "MXFP4 rounds to 2^128, which is infinite"),
+    ):
+        bad = magnitude >= limit
+        if bad.any():
+            row = int(bad.any(axis=-1).argmax())
+            where = "" if piece.tensor == f"{piece.module}.weight" else f" ({piece.module})"
+            raise SpoiledError(
+                f"tensor {piece.tensor}{where} holds {int(bad.sum())} values that {what}, the first in row {row}",
+                _DAMAGED,
+            )
