@@ -266,6 +266,34 @@ def test_orders_are_told_apart(converted_moe: Path, exported: Path, tmp_path: Pa
     assert "TILE16, expected TILE16 of GU16" in mxq(*arguments, "--kernel", "moe-interleaved", code=3).stdout
 
 
+@pytest.mark.parametrize(
+    ("tensor", "place", "byte", "options", "said"),
+    [
+        ("w2", tile16_address(5, 40, 64), 0x30, None, "wrong: TILE16, padding 0 and 48: mxq writes 0 there"),
+        ("w2", tile16_address(5, 40, 64), 0x30, [], "wrong: TILE16, padding 0 and 48: codes there are to be 0"),
+        ("w13", tile16_address(192, 0, 128), 1, [], "wrong: TILE16, padding 0 and 1: codes there are to be 0"),
+        ("w2_scale", swz_address(5, 3, 8), 2, None, "wrong: SWZ, padding 1 and 2, behind what is read 0: mxq writes 1"),
+        ("w2_scale", swz_address(5, 3, 8), 2, ["--kernel", "moe-a4w4"], "ok: SWZ, padding 1 and 2, behind"),
+        ("w2_scale", swz_address(5, 3, 8), 255, ["--kernel", "moe-a4w4"], "wrong: SWZ, padding 1 and 255, "),
+        ("w2_scale", swz_address(5, 6, 8), 9, None, "wrong: SWZ, padding 1, behind what is read 0 and 9: mxq writes 0"),
+        ("w2_scale", swz_address(5, 6, 8), 255, ["--kernel", "moe-a4w4"], "ok: SWZ, padding 1, behind what is read 0"),
+        ("w2_scale", swz_address(5, 6, 8), 255, [], "ok: SWZ, padding 0 and 1 and 255"),
+    ],
+)
+def test_what_padding_holds_is_said_and_judged(
+    converted_moe: Path, exported: Path, tmp_path: Path, tensor: str, place: int, byte: int, options: Any, said: str
+) -> None:
+    """I is 64, padded to 128: half of w2 [256, 64] is padding, and half of the 4 of 8 columns of its scales."""
+    path, name = Path(shutil.copytree(exported, tmp_path / "path")), f"{BLOCK}.{tensor}"
+    rewrite(path, lambda tensors: tensors[name][3].view(-1)[place].fill_(byte))
+    reseal(path)
+    given = [path] if options is None else [path / "model.safetensors", "--tp", 4, "--rank", 1, *options]
+    found = mxq("check", *given, "--against", converted_moe, code=3 if said.startswith("wrong") else 0)
+    lines = [" ".join(line.split()).replace(f" {name}", "") for line in found.stdout.splitlines()]
+    assert [line for line in lines if line.startswith(said)]
+    assert sum(line.startswith("wrong") for line in lines) == said.startswith("wrong")
+
+
 def test_where_orders_do_not_differ_it_says_so(converted_moe: Path, tmp_path: Path) -> None:
     path = foreign.quark(converted_moe, tmp_path / "path")
     name = f"{BLOCK}.0.down_proj.weight_scale"

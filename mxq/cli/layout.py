@@ -39,7 +39,7 @@ Example:
 """
 _CHECK = """\b
 Exit code 3: a tensor is in an order that mxq does not know, or not in the
-one that is expected.
+one that is expected, or its padding is wrong.
 
 \b
 Examples:
@@ -140,8 +140,11 @@ def check(
     """Tell in which order the bytes of every tensor are, by comparing them with the source.
 
     A DIRECTORY is what `mxq layout export` wrote, and must be as its description says. A FILE is any safetensors
-    file of operands with the names of `mxq layout export` or of vLLM's parameters. What padding holds is not
-    compared.
+    file of operands with the names of `mxq layout export` or of vLLM's parameters.
+
+    What padding holds is said: 0 in codes (anything else is wrong), 1 in scales as vLLM leaves them, and whatever
+    memory held in columns behind those that a kernel reads. Which columns those are, and so a NaN among scales that are
+    read, is known with --kernel.
     """
     from mxq.checkpoint import resolve
     from mxq.convert.layout_check import check as compare
@@ -156,7 +159,13 @@ def check(
     wrong = [finding for finding in findings if finding.is_wrong]
     if as_json:
         rows: list[dict[str, Any]] = [
-            {"tensor": one.tensor, "orders": list(one.orders), "expected": one.expected, "wrong": one.is_wrong}
+            {
+                "tensor": one.tensor,
+                "orders": list(one.orders),
+                "expected": one.expected,
+                "padding": {"read": sorted(one.padding.read), "behind": sorted(one.padding.behind)},
+                "wrong": one.is_wrong,
+            }
             for one in findings
         ]
         click.echo(json.dumps(rows, indent=2))

@@ -1,4 +1,9 @@
-"""In which order the bytes of operands are, found by comparing them with the checkpoint that they come from."""
+"""In which order the bytes of operands are, found by comparing them with the checkpoint that they come from.
+
+Padding is judged, too. Codes that padding adds are 0, since kernels add up what they compute with them; scales there
+are no NaN, since NaN times 0 is NaN. What is behind the columns that a kernel reads is undefined in AITER. So much
+holds of a dump; an export has exactly the bytes that its description says.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +15,8 @@ from mxq.convert.layout_parts import Operand, Rank, operands
 from mxq.convert.layout_undo import open_export, open_tensors, read_array
 from mxq.convert.packed import open_packed
 from mxq.errors import MismatchError, MxqError, UsageError
-from mxq.layouts.kernels import LINEAR, Kernel, may_hold, orders_of
+from mxq.formats.rules import NAN_BYTE
+from mxq.layouts.kernels import LINEAR, PADDING, Kernel, Padding, experts_shapes, may_hold, orders_of
 from mxq.progress import note, progress
 
 _NAMES = {
@@ -33,18 +39,23 @@ class Finding:
         tensor: its name.
         orders: those in which it holds the source's bytes; several if they cannot be told apart.
         expected: the one that it should be in, None if nothing says so.
-        text: that in words.
+        padding: the bytes that it holds where the source has none.
+        bad_padding: what is wrong with those, if anything is.
+        text: all that in words.
     """
 
     tensor: str
     orders: tuple[str, ...]
     expected: str | None
+    padding: Padding
+    bad_padding: str | None
     text: str
 
     @property
     def is_wrong(self) -> bool:
-        """It is in no known order, or not in that which is expected."""
-        return not self.orders or (self.expected is not None and self.expected not in self.orders)
+        """It is in no known order, or not in that which is expected, or its padding is wrong."""
+        unexpected = self.expected is not None and self.expected not in self.orders
+        return not self.orders or unexpected or self.bad_padding is not None
 
 
 def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) -> list[Finding]:
@@ -104,7 +115,7 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
             if operand not in parts or not names.keys() <= parts[operand].shapes.keys():
                 what = f"{path}: {operand} is no block of experts and no dense module that is packed in {source}"
                 raise MismatchError(what, "give its source, and names as mxq layout export has them")
-            findings += _findings(tensors, names, parts[operand], checkpoint, kernel)
+            findings += _findings(tensors, names, parts[operand], checkpoint, kernel, path.is_dir())
             advance(1)
     return findings
 
@@ -116,12 +127,12 @@ def _split(name: str) -> tuple[str, str] | None:
 
 
 def _findings(
-    tensors: Checkpoint, names: dict[str, str], operand: Operand, source: Checkpoint, kernel: Kernel | None
+    tensors: Checkpoint, names: dict[str, str], operand: Operand, source: Checkpoint, kernel: Kernel | None, ours: bool
 ) -> list[Finding]:
-    """Compare the tensors ``names`` of one operand with the source, matrix by matrix."""
+    """Compare the tensors ``names`` of one operand with the source, matrix by matrix; ``ours`` are of an export."""
     count = operand.sizes[0] if len(operand.sizes) == 3 else 1
     stored = {tensor: read_array(tensors, name).reshape(-1) for tensor, name in names.items()}
-    found: dict[str, set[str] | None] = dict.fromkeys(names)
+    found: dict[str, dict[str, Padding] | None] = dict.fromkeys(names)
     possible = dict.fromkeys(names, True)
     for e in range(count):
         plain = operand.read_one(source, e)
@@ -131,16 +142,55 @@ def _findings(
             possible[tensor] = possible[tensor] and not rest and may_hold(own, plain[tensor])
             before = found[tensor]
             if not possible[tensor]:
-                found[tensor] = set()
-            elif before != set():
-                found[tensor] = orders_of(own, plain[tensor], tensor, before)
+                found[tensor] = {}
+            elif before != {}:
+                now = orders_of(own, plain[tensor], tensor, before, _read(operand, tensor, kernel))
+                found[tensor] = {order: held | (before or {}).get(order, Padding()) for order, held in now.items()}
     findings = []
     for tensor, name in names.items():
-        orders = found[tensor] or set()
+        orders = found[tensor] or {}
         expected = None if kernel is None else kernel.orders[tensor]
-        text = _text(orders, expected, possible[tensor])
-        findings.append(Finding(name, tuple(sorted(orders)), expected, text))
+        padding = orders.get(expected or "", next(iter(orders.values()), Padding()))
+        bad = _bad_padding(padding, tensor, kernel, ours)
+        text = _text(set(orders), expected, possible[tensor])
+        text += (f", {said}" if (said := _said(padding)) else "") + (f": {bad}" if bad else "")
+        findings.append(Finding(name, tuple(sorted(orders)), expected, padding, bad, text))
     return findings
+
+
+def _read(operand: Operand, tensor: str, kernel: Kernel | None) -> tuple[int, int] | None:
+    """Return the rows and columns of a matrix that its kernel computes with, if they are known."""
+    if tensor in LINEAR:
+        n, width = operand.shapes[tensor]
+        return n, width
+    if kernel is None:
+        return None
+    h, i = kernel.padded(*operand.sizes[1:])
+    _, n, width = experts_shapes(1, h, i)[tensor]
+    return n, width
+
+
+def _bad_padding(padding: Padding, tensor: str, kernel: Kernel | None, ours: bool) -> str | None:
+    scale = tensor.endswith("_scale")
+    if ours and kernel is not None:
+        fill = PADDING["scales" if scale else "codes"]
+        for held, wanted in ((padding.read, fill), (padding.behind, kernel.column_fill)):
+            if held - {wanted}:
+                return f"mxq writes {wanted} there"
+    if not scale and (padding.read | padding.behind) - {0}:
+        return "codes there are to be 0"
+    if kernel is not None and NAN_BYTE in padding.read:
+        return f"{NAN_BYTE} is NaN"
+    return None
+
+
+def _said(padding: Padding) -> str:
+    parts = ((padding.read, "padding"), (padding.behind, "behind what is read"))
+    return ", ".join(f"{where} {_listed(held)}" for held, where in parts if held)
+
+
+def _listed(held: frozenset[int]) -> str:
+    return f"{len(held)} different bytes" if len(held) > 3 else " and ".join(map(str, sorted(held)))
 
 
 def _text(orders: set[str], expected: str | None, possible: bool) -> str:

@@ -185,20 +185,41 @@ def linear_shapes(n: int, k: int) -> Shapes:
     return {"weight": (n, k // 2), "weight_scale": (n, k // 32)}
 
 
-def orders_of(stored: Bytes, plain: Bytes, tensor: str, among: Collection[str] | None = None) -> set[str]:
-    """Return every order in which the bytes of ``stored`` are those of ``plain``; several where they do not differ.
+@dataclass(frozen=True)
+class Padding:
+    """Which bytes a tensor holds in the places that padding has added.
 
-    Bytes that padding has added are not looked at.
+    Attributes:
+        read: of rows and columns that a kernel computes with.
+        behind: of those behind them, which make rows or columns of scales a multiple of something.
+    """
+
+    read: frozenset[int] = frozenset()
+    behind: frozenset[int] = frozenset()
+
+    def __or__(self, other: "Padding") -> "Padding":
+        """Both."""
+        return Padding(self.read | other.read, self.behind | other.behind)
+
+
+def orders_of(
+    stored: Bytes, plain: Bytes, tensor: str, among: Collection[str] | None = None, size: tuple[int, int] | None = None
+) -> dict[str, Padding]:
+    """Return every order in which the bytes of ``stored`` are those of ``plain``; several where they do not differ.
 
     Args:
         stored: of one matrix, in any shape.
         plain: the matrix [N, X] that it may be an order of, not padded.
         tensor: which it is, a name of :data:`EXPERTS` or :data:`LINEAR`; for w13 rows are gate's, then up's.
         among: the orders that are tried, None for all.
+        size: rows and columns that a kernel computes with, None for all that is stored.
+
+    Returns:
+        By the order, what padding holds.
     """
     gate_up, scale = tensor.startswith("w13"), tensor.endswith("_scale")
     orders = ["", "SWZ" if scale else "TILE16"]
-    found = set()
+    found: dict[str, Padding] = {}
     for shape in set(_padded(stored.size, plain.shape, gate_up, scale, tensor in EXPERTS)):
         for order in orders:
             for rows in _ROWS if gate_up else ("",):
@@ -209,8 +230,8 @@ def orders_of(stored: Bytes, plain: Bytes, tensor: str, among: Collection[str] |
                     back = _ROWS[rows](_BYTES[order](stored.reshape(shape)))
                 except ValueError:
                     continue  # no order of such a shape
-                if _begins(back, plain, gate_up):
-                    found.add(name)
+                if (padding := _around(back, plain, gate_up, size)) is not None:
+                    found[name] = padding
     return found
 
 
@@ -231,11 +252,22 @@ def _padded(size: int, plain: tuple[int, ...], gate_up: bool, scale: bool, exper
             yield from ((r, width) for width in {c, _up(c, 8) if scale else c} if r * width == size)
 
 
-def _begins(padded: Bytes, plain: Bytes, gate_up: bool) -> bool:
+def _around(padded: Bytes, plain: Bytes, gate_up: bool, size: tuple[int, int] | None) -> Padding | None:
+    """Return what ``padded`` holds around ``plain``, None if it does not begin with it."""
     halves = 2 if gate_up else 1
     rows, columns = plain.shape[0] // halves, plain.shape[1]
-    own = padded.reshape(halves, -1, padded.shape[1])[:, :rows, :columns]
-    return np.array_equal(own, plain.reshape(halves, rows, columns))
+    both = padded.reshape(halves, -1, padded.shape[1])
+    if not np.array_equal(both[:, :rows, :columns], plain.reshape(halves, rows, columns)):
+        return None
+    down, across = padded.shape if size is None else size
+    down //= halves
+    read = (both[:, rows:down, :across], both[:, :rows, columns:across])
+    behind = (both[:, max(rows, down) :], both[:, : max(rows, down), max(columns, across) :])
+    return Padding(*(frozenset(byte for part in parts for byte in _values(part)) for parts in (read, behind)))
+
+
+def _values(x: Bytes) -> list[int]:
+    return np.flatnonzero(np.bincount(x.reshape(-1), minlength=256)).tolist()
 
 
 def _up(value: int, multiple: int) -> int:
