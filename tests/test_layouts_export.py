@@ -3,9 +3,12 @@
 Expected bytes come from the closed-form addresses and from plain slices, not from the functions that move bytes.
 """
 
+import enum
 import hashlib
 import json
 import shutil
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,6 +197,54 @@ def test_ranks_of_the_trained_model_add_up_to_its_layer(tmp_path: Path) -> None:
         experts = Experts(**{name: held[f"{block}.{name}"] for name in plain})
         parts.append(fused_moe(x, experts, weights, ids, reader=SEPARATED))
     assert torch.equal(parts[0] + parts[1], whole)
+
+
+def test_the_readmes_loader_gives_fused_moe_what_it_asks_for(
+    converted_moe: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run with a stand-in of AITER's: its names and argument order, after v0.1.20, on the addresses of the layout."""
+    activations: Any = enum.Enum("ActivationType", "Silu Swiglu")
+    quants: Any = enum.Enum("QuantType", "No per_1x32")
+    dtypes = types.SimpleNamespace(fp4x2=torch.float4_e2m1fn_x2, fp8_e8m0=torch.float8_e8m0fnu)
+
+    def stand_in(
+        hidden_states: Any,
+        w1: Any,
+        w2: Any,
+        topk_weight: Any,
+        topk_ids: Any,
+        expert_mask: Any = None,
+        activation: Any = activations.Silu,
+        quant_type: Any = quants.No,
+        doweight_stage1: bool = False,
+        w1_scale: Any = None,
+        w2_scale: Any = None,
+        gate_mode: str = "separated",
+    ) -> Any:
+        e, h, half = w2.shape  # by which it knows the sizes
+        assert w1.shape == (e, 4 * half, h // 2)
+        assert w1.is_shuffled
+        assert w2.is_shuffled
+        assert (activation.name, quant_type.name, gate_mode) == ("Silu", "per_1x32", "separated")
+        assert {w1.dtype, w2.dtype} == {dtypes.fp4x2}
+        assert {w1_scale.dtype, w2_scale.dtype} == {dtypes.fp8_e8m0}
+        operands = Experts(*(x.view(torch.uint8) for x in (w1, w1_scale, w2, w2_scale)))
+        return fused_moe(hidden_states, operands, topk_weight, topk_ids, reader=SEPARATED)
+
+    package = types.SimpleNamespace(ActivationType=activations, QuantType=quants, dtypes=dtypes)
+    monkeypatch.setitem(sys.modules, "aiter", package)
+    monkeypatch.setitem(sys.modules, "aiter.fused_moe", types.SimpleNamespace(fused_moe=stand_in))
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    code = readme.partition("### A loader for AITER")[2].partition("```python\n")[2].partition("```")[0]
+    assert len(code.splitlines()) <= 15
+    (tmp_path / "rank1").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    given = {"x": torch.randn(6, 256).bfloat16(), "weights": torch.rand(6, 2), "ids": torch.randint(4, (6, 2)).int()}
+    exec(code.replace('device="cuda"', 'device="cpu"'), names := dict(given))
+    plain = part(read_all(converted_moe), BLOCK.replace("2", "0"), 4, 1, range(4))
+    experts = Experts(**{name: torch.from_numpy(x) for name, x in plain.items()})
+    assert torch.equal(names["out"], fused_moe(given["x"], experts, given["weights"], given["ids"], reader=PLAIN))
 
 
 @pytest.mark.parametrize("form", [foreign.compressed_tensors, foreign.autoround])
