@@ -387,6 +387,52 @@ def test_tritons_experts_are_columns_of_pairs() -> None:
             assert memory[1, place] == plain.w13_scale[1, row, column]
 
 
+def unswizzled(block: Bytes) -> Bytes:
+    """What a Triton kernel does to scales it has loaded, [N/32, K], to have [N, K/32] of a tile: in registers."""
+    n, k = block.shape[0] * 32, block.shape[1]
+    return block.reshape(n // 32, k // 256, 4, 16, 2, 2).transpose(0, 5, 3, 1, 4, 2).reshape(n, k // 32)
+
+
+@pytest.mark.parametrize(("n", "k"), [(32, 256), (64, 512), (512, 256)])
+def test_what_tritons_kernels_load_is_the_plain_layer(n: int, k: int) -> None:
+    """Tile by tile, as ``_moe_gemm_a16w4``, ``_moe_gemm_a4w4`` and ``_gemm_afp4wfp4_preshuffle_kernel`` read.
+
+    Which elements a tile has, ``unswizzle_mx_scale_cdna4``, the order of a tile of the dense weight, and the columns
+    that ``_swiglu`` takes for gate and up: ROCm/aiter, ``aiter/ops/triton/_triton_kernels`` (40a9537, 0dc0617, 029a0a1,
+    a3dc140). That is how its kernels read, and not how its functions write, which are elsewhere.
+    """
+
+    def tiles(x: Bytes, units: tuple[int, int], order: Callable[[Bytes], Bytes]) -> Bytes:
+        """All tiles of n rows and k columns; a row of ``x`` has units[0] rows, and units[1] bytes for 32 columns."""
+        down, across = n // units[0], k * units[1] // 32
+        rows = [
+            np.hstack([order(x[r : r + down, c : c + across]) for c in range(0, x.shape[1], across)])
+            for r in range(0, x.shape[0], down)
+        ]
+        return np.vstack(rows)
+
+    plain = random_experts(2, 512, 512)
+    laid_out = operands.moe_triton(plain)
+    for e in range(2):
+        for name, halves in (("w13", 2), ("w2", 1)):
+            codes = tiles(getattr(laid_out, name)[e].T, (1, 16), lambda block: block)
+            scales = tiles(getattr(laid_out, f"{name}_scale")[e].T, (32, 32), unswizzled)
+            for got, expected in ((codes, getattr(plain, name)[e]), (scales, getattr(plain, f"{name}_scale")[e])):
+                columns = got.reshape(len(got) // halves, halves, -1).swapaxes(0, 1)  # of the result: gate, up, gate
+                assert np.array_equal(columns.reshape(expected.shape), expected)
+
+    rng = np.random.default_rng(0)
+    layer = Linear(rng.integers(0, 256, (512, 256), np.uint8), rng.integers(0, 256, (512, 16), np.uint8))
+    dense = operands.dense_triton(layer)
+    codes = tiles(
+        dense.weight,
+        (16, 256),
+        lambda block: block.reshape(n // 16, k // 64, 2, 16, 16).transpose(0, 3, 1, 2, 4).reshape(n, k // 2),
+    )
+    assert np.array_equal(codes, layer.weight)
+    assert np.array_equal(tiles(dense.scale, (32, 32), unswizzled), layer.scale)
+
+
 def test_dense_layers_come_back() -> None:
     rng = np.random.default_rng(0)
     layer = Linear(rng.integers(0, 256, (96, 256), np.uint8), rng.integers(0, 256, (96, 16), np.uint8))

@@ -203,8 +203,8 @@ def test_the_readmes_loader_gives_fused_moe_what_it_asks_for(
     converted_moe: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run with a stand-in of AITER's: its names and argument order, after v0.1.20, on the addresses of the layout."""
-    activations: Any = enum.Enum("ActivationType", "Silu Swiglu")
-    quants: Any = enum.Enum("QuantType", "No per_1x32")
+    activations: Any = enum.Enum("activations", "Silu Swiglu")
+    quants: Any = enum.Enum("quants", "No per_1x32")
     dtypes = types.SimpleNamespace(fp4x2=torch.float4_e2m1fn_x2, fp8_e8m0=torch.float8_e8m0fnu)
 
     def stand_in(

@@ -141,7 +141,8 @@ KERNELS = {
             {"w13": "pairs", "w13_scale": "SWZ of pairs", "w2": _PLAIN, "w2_scale": "SWZ"},
             hidden=256,
             intermediate=256,
-            read_by="aiter's Triton moe_gemm_a16w4 or moe_gemm_a4w4, scales CDNA4_SCALE",
+            read_by="aiter's Triton moe_gemm_a16w4 or moe_gemm_a4w4(..., swizzle_mx_scale='CDNA4_SCALE', "
+            "apply_swiglu=True, limit=None, swiglu_add_residual=False)",
             versions="read from AITER after v0.1.20",
             transposed=True,
         ),

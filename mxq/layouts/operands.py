@@ -287,7 +287,9 @@ def moe_triton(experts: Experts[Array]) -> Experts[Array]:
     ``w2`` [E, I/2, H] and ``w2_scale`` [E, I, H/32]. All four are transposed views: a column is contiguous
     (``stride(-2) == 1``).
 
-    Source: ``aiter/ops/triton/moe/moe_op_gemm_a16w4.py``, ``swizzle_scales_gfx950`` ("CDNA4_SCALE").
+    Source: ``aiter/ops/triton/moe/moe_op_gemm_a16w4.py``, ``swizzle_scales_gfx950`` ("CDNA4_SCALE"). There are no bytes
+    of AITER's to compare with: it is held to how the kernels themselves read a tile. Their ``apply_swiglu`` is by
+    default gpt-oss's: SiLU(gate) * up is ``limit=None, swiglu_add_residual=False``.
 
     Raises:
         TypeError: not uint8.
