@@ -401,7 +401,17 @@ def test_a_checkpoint_that_is_wrong_is_not_exported(converted_moe: Path, moe_sou
     rewrite(path, lambda tensors: tensors.pop(lost))
     refused("export", path, tmp_path / "out", "--kernel", "moe-a4w4", code=1, reason="its scales are missing")
     refused("export", moe_source, tmp_path / "out", "--kernel", "moe-a4w4", code=2, reason="is not quantized")
+    nan = foreign.quark(converted_moe, tmp_path / "nan")
+    rewrite(nan, lambda tensors: tensors[lost][3, :1].fill_(255))
+    refused(
+        "export", nan, tmp_path / "out", "--kernel", "moe-a4w4", code=1, reason=f"{BLOCK} holds scales that mean NaN"
+    )
+    changed = Path(shutil.copytree(converted_moe, tmp_path / "changed"))
+    rewrite(changed, lambda tensors: tensors[lost][3, :1].add_(1))
+    refused("export", changed, tmp_path / "out", "--kernel", "moe-a4w4", code=1, reason="changed after it was written")
+    assert not [*tmp_path.glob("out*")]
     refused("check", converted_moe, "--against", converted_moe, code=2, reason=f"holds no {DESCRIPTION}")
+    refused("check", tmp_path / "no", "--against", converted_moe, code=2, reason="no is missing")
 
 
 DAMAGE: dict[str, tuple[Callable[[Any], object], int, str]] = {

@@ -73,6 +73,8 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
         UsageError: there is nothing to check.
         MxqError: a file is broken.
     """
+    if not path.exists():
+        raise UsageError(f"{path} is missing", "give a safetensors file, or a directory that mxq layout export made")
     checkpoint, _ = open_packed(source, "compare with")
     if path.is_dir():
         export = open_export(path)

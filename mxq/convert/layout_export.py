@@ -14,10 +14,11 @@ from mxq.checkpoint.staging import staged
 from mxq.checkpoint.writer import Shard, ShardWriter, TensorSpec, index, layout
 from mxq.convert.layout_parts import Operand, Rank, check_fits, operands
 from mxq.convert.manifest import source_name
-from mxq.convert.packed import open_packed
+from mxq.convert.packed import check_bytes, open_packed
 from mxq.convert.plan import DEFAULT_SHARD_SIZE
-from mxq.errors import UsageError
+from mxq.errors import MxqError, UsageError
 from mxq.files import versions, write_json
+from mxq.formats.rules import NAN_BYTE
 from mxq.layouts.kernels import PADDING, Kernel
 from mxq.progress import progress
 
@@ -75,8 +76,10 @@ def run(plan: Plan, out: Path, spec: str) -> None:
 
     Raises:
         UsageError: ``out`` is not to be written to.
-        MxqError: reading or writing failed.
+        MxqError: reading or writing failed, a scale is NaN, or a file is not the one that mxq wrote.
     """
+    modules = [module for one in plan.operands for module in one.source]
+    check_bytes(plan.source, [name for module in modules for name in (module.piece.tensor, module.scale) if name])
     waiting = iter(plan.operands)
     with staged(out, plan.bytes_after) as work, progress("laying out", plan.bytes_after, "B") as advance:
         files = {}
@@ -84,7 +87,13 @@ def run(plan: Plan, out: Path, spec: str) -> None:
             with ShardWriter(work, shard) as writer:
                 for _ in shard.groups:
                     one = next(waiting)  # of one type all, so that groups are in the order of the operands
-                    for name, array in plan.kernel.stored(one.read(plan.source)).items():
+                    plain = one.read(plan.source)
+                    if any((array == NAN_BYTE).any() for name, array in plain.items() if name.endswith("_scale")):
+                        raise MxqError(
+                            f"{plan.source.path}: {one.name} holds scales that mean NaN",
+                            "the source of the checkpoint held NaN or infinity: look there",
+                        )
+                    for name, array in plan.kernel.stored(plain).items():
                         writer.write(f"{one.name}.{name}", 0, array.data.cast("B"))
                         advance(array.size)
                     writer.hash()

@@ -1,15 +1,17 @@
 """An MXFP4 checkpoint of any tool, opened for a use of its codes and scales: refused if anything is wrong with it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from mxq.checkpoint import Checkpoint
+from mxq.checkpoint import Checkpoint, manifest
+from mxq.checkpoint.beside import MANIFEST
 from mxq.checkpoint.quantization import Claims
 from mxq.checkpoint.reader import read_config
 from mxq.errors import MxqError, UsageError, quoted
 from mxq.models import qwen35
 from mxq.verify import structure
 from mxq.verify.claims import claims_of
-from mxq.verify.findings import Report
+from mxq.verify.findings import CONVERT_AGAIN, Report
 from mxq.verify.opening import open_checked
 
 
@@ -35,6 +37,25 @@ def open_packed(path: Path, use: str) -> tuple[Checkpoint, Claims]:
     if report.problems or opened is None:
         raise _broken(path, report)
     return opened.checkpoint, claims
+
+
+def check_bytes(checkpoint: Checkpoint, tensors: Iterable[str]) -> None:
+    """Compare the files that hold ``tensors`` with the checksums of a manifest of mxq's, if there is one.
+
+    Raises:
+        MxqError: one changed after it was written, or the manifest is none.
+    """
+    path = checkpoint.path
+    content = manifest.read(path)
+    if content is None:
+        return
+    said = content.get("files")
+    if not isinstance(said, dict):
+        raise MxqError(f"{path / MANIFEST} is malformed: it lacks files", CONVERT_AGAIN)
+    for name, found in manifest.checksums(sorted({checkpoint.tensors[name].file for name in tensors})).items():
+        if found != said.get(name):
+            what = f"{path / name} changed after it was written: its sha256 is not that in {MANIFEST}"
+            raise MxqError(what, f"{quoted('mxq', 'verify', path)} --against SOURCE names the tensors")
 
 
 def _broken(path: Path, report: Report) -> MxqError:
