@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from block_fp8 import LINEARS
 
 NAMES = ("Qwen3.5-27B", "Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.5-397B-A17B")
 _DATA = Path(__file__).parent / "data" / "architectures"
 _SHARD_BYTES = 5_000_000_000
+_FP8_BLOCK = 128
+_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
 _FULL_PRECISION = (".A_log", ".linear_attn.norm.weight")
 
 Shapes = dict[str, tuple[int, ...]]
@@ -61,20 +64,56 @@ def _mtp(found: Shapes, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"mtp.{norm}.weight", (hidden,)
 
 
-def write(directory: Path, name: str) -> Path:
-    """Write the checkpoint: config.json, index, and shards whose data is a hole; returns ``directory``."""
+def _in_bfloat16(found: Shapes) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    for name, shape in found.items():
+        yield name, "F32" if name.endswith(_FULL_PRECISION) else "BF16", shape
+
+
+def _in_fp8(found: Shapes) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    for name, dtype, shape in _in_bfloat16(found):
+        for one, matrix in _one_by_one(name, shape):
+            if LINEARS.fullmatch(one):
+                yield one, "F8_E4M3", matrix
+                yield f"{one}_scale_inv", "BF16", tuple(-(-size // _FP8_BLOCK) for size in matrix)
+            else:
+                yield one, dtype, matrix
+
+
+def _one_by_one(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    experts, _, last = name.rpartition(".")
+    if not experts.endswith(".experts"):
+        yield name, shape
+        return
+    for expert in range(shape[0]):
+        for part in ("gate", "up") if last == "gate_up_proj" else ("down",):
+            rows = shape[1] // 2 if last == "gate_up_proj" else shape[1]
+            yield f"{experts}.{expert}.{part}_proj.weight", (rows, shape[2])
+
+
+def write(directory: Path, name: str, *, fp8: bool = False) -> Path:
+    """Write the checkpoint: config.json, index, and shards whose data is a hole; returns ``directory``.
+
+    It is in bfloat16, or in block-FP8 with experts one by one, as such checkpoints are published.
+    """
     directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(config(name)))
+    values = config(name)
+    if fp8:
+        values["quantization_config"] = {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [_FP8_BLOCK, _FP8_BLOCK],
+        }
+    (directory / "config.json").write_text(json.dumps(values))
     parts: list[dict[str, Any]] = [{}]
     sizes = [0]
-    for tensor, shape in shapes(name).items():
-        full = tensor.endswith(_FULL_PRECISION)
-        size = math.prod(shape) * (4 if full else 2)
+    for tensor, dtype, shape in _in_fp8(shapes(name)) if fp8 else _in_bfloat16(shapes(name)):
+        size = math.prod(shape) * _BYTES[dtype]
         if sizes[-1] and sizes[-1] + size > _SHARD_BYTES:
             parts.append({})
             sizes.append(0)
         parts[-1][tensor] = {
-            "dtype": "F32" if full else "BF16",
+            "dtype": dtype,
             "shape": list(shape),
             "data_offsets": [sizes[-1], sizes[-1] + size],
         }

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 SCALE = "_scale_inv"
 _MAX = 448.0
-_LINEARS = re.compile(
+LINEARS = re.compile(
     r"(model\.language_model|mtp)\.layers\.\d+\.(self_attn\.[qkvo]_proj|linear_attn\.(in_proj_qkv|in_proj_z|out_proj)"
     r"|mlp\.(shared_expert\.|experts\.\d+\.)?(gate|up|down)_proj)\.weight|.*\.mlp\.experts\.(gate_up|down)_proj"
 )
@@ -35,7 +35,7 @@ def write(
         weights |= {name: tensor} if fused else _one_by_one(name, tensor)
     held: Tensors = {}
     for name in list(weights):
-        if _LINEARS.fullmatch(name):
+        if LINEARS.fullmatch(name):
             weights[name], held[name + SCALE] = quantize(weights[name], block, scales)
     weight_map: dict[str, str] = {}
     for number, part in enumerate((weights, held), start=1):

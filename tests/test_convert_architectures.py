@@ -54,3 +54,19 @@ def test_plan_of_a_published_model(name: str, tmp_path: Path) -> None:
     assert made["written"] == len(architectures.shapes(name)) - len(made["quantized"]) + 2 * split
     assert any(entry.startswith("mtp.") for entry in made["exclude"])
     assert peak < 2**30
+
+
+@pytest.mark.slow
+def test_plan_of_the_largest_in_fp8_is_that_of_its_bfloat16_form(tmp_path: Path) -> None:
+    """190,000 tensors, experts one by one with their scales."""
+    made = []
+    for fp8 in (False, True):
+        source = architectures.write(tmp_path / str(fp8), architectures.NAMES[-1], fp8=fp8)
+        done, peak = peak_memory.measured([sys.executable, "-c", _PLAN, source])
+        assert done.returncode == 0, done.stderr
+        assert peak < 2**30
+        made.append(json.loads(done.stdout))
+    plain, packed = made
+    assert packed["after"] == plain["after"]
+    assert packed["written"] == plain["written"]
+    assert packed["exclude"] == plain["exclude"]

@@ -71,14 +71,17 @@ def _rule(source: Checkpoint, recipe: Recipe, family: str, module: str, used: se
 
 
 def _check_quantizable(tensor: TensorInfo, rule: Rule, pieces: list[Piece]) -> None:
-    why = f"{tensor.name} {tensor.dtype} {list(tensor.shape)} (by the rule {rule.pattern!r})"
     role = qwen35.role(tensor.name)
     if role not in qwen35.QUANTIZABLE or not pieces:
-        raise UsageError(f"{why} is of a kind that engines do not load as MXFP4: {role}", "put it under keep")
-    if tensor.dtype not in _SOURCE_DTYPES:
-        raise UsageError(f"{why} is not in bf16, fp16 or fp32", "give an unquantized checkpoint")
-    if tensor.shape[-1] % BLOCK:
-        raise UsageError(f"{why} has {tensor.shape[-1]} columns, not a multiple of {BLOCK}", "put it under keep")
+        wrong = (f"is of a kind that engines do not load as MXFP4: {role}", "put it under keep")
+    elif tensor.dtype not in _SOURCE_DTYPES:
+        wrong = ("is not in bf16, fp16 or fp32", "give an unquantized checkpoint")
+    elif tensor.shape[-1] % BLOCK:
+        wrong = (f"has {tensor.shape[-1]} columns, not a multiple of {BLOCK}", "put it under keep")
+    else:
+        return
+    what = f"{tensor.name} {tensor.dtype} {list(tensor.shape)} (by the rule {rule.pattern!r})"
+    raise UsageError(f"{what} {wrong[0]}", wrong[1])
 
 
 def _check_together(chosen: set[str], held: dict[str, list[Piece]]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -284,5 +285,5 @@ def _decision(source: Checkpoint, name: str, rule: Rule) -> Decision:
     before = tensor.nbytes + (0 if scale is None else scale.nbytes)
     if not rule.quantizes:
         return Decision(tensor, _kept_action(source, name), rule.pattern, before, fp8.rounded(source).info(name).nbytes)
-    after = sum(spec.nbytes for spec in packed_specs(name, tensor.shape, FORMS[0]))  # in any form the same
-    return Decision(tensor, "quantize", rule.pattern, before, after)
+    elements = math.prod(tensor.shape)
+    return Decision(tensor, "quantize", rule.pattern, before, elements // 2 + elements // BLOCK)

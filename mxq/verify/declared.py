@@ -92,6 +92,7 @@ def _sizes(checkpoint: Checkpoint, config: dict[str, Any]) -> Iterator[str]:
     if bad:
         return
     said: set[str] = set()
+    known: dict[str, tuple[int, ...] | None] = {}
     for name, tensor in checkpoint.tensors.items():
         if qwen35.part(name) == "vision":
             continue
@@ -102,7 +103,9 @@ def _sizes(checkpoint: Checkpoint, config: dict[str, Any]) -> Iterator[str]:
         ] or [(name.removesuffix(".weight"), (math.prod(tensor.shape),))]
         for module, shape in shapes:
             kind = _kind(module)
-            wanted = _wanted(kind, config)
+            if kind not in known:
+                known[kind] = _wanted(kind, config)
+            wanted = known[kind]
             if wanted is None or wanted == shape or kind in said:
                 continue
             said.add(kind)  # the other layers' would be the same line again
