@@ -166,6 +166,13 @@ def test_dense_layers_are_split_as_engines_split_them(dense_source: Path, tmp_pa
                 mxq("undo", out, out.parent / "plain")
             assert np.array_equal(read_all(out.parent / "plain")[f"{module}.{suffix}"].numpy(), plain)
     mxq("export", converted, tmp_path / "all", "--kernel", "dense-asm")
+    assert mxq("check", out, "--against", converted).stdout.count("ok ") == 2
+    described = tmp_path / "layers.0.mlp.down_proj" / "2" / DESCRIPTION
+    (entry,) = json.loads(described.read_text())["operands"].values()
+    assert (entry["rows"], entry["columns"]) == ([[0, 256]], [256, 512])
+    edit_json(described, lambda c: next(iter(c["operands"].values())).update(columns=[0, 256]))
+    reason = "by mxq_layout.json {'rows': [[0, 256]], 'columns': [0, 256]}"
+    refused("check", described.parent, "--against", converted, code=3, reason=reason)
     packed = {name for name in source if f"{name}_scale" in source}
     assert {name for name in read_all(tmp_path / "all") if not name.endswith("_scale")} == packed
 
@@ -285,6 +292,18 @@ def test_the_description_says_what_it_is(converted_moe: Path, exported: Path) ->
         assert file["sha256"] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
 
 
+def klane_inner(codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
+    """What no release of AITER has: ``shuffle_weight_a16w4_sep_fp4`` and its scales' (ROCm/aiter 0122c48).
+
+    Of 16 rows of 64 bytes a row's words go from [4, 4] to their transpose; of 32 rows of 8 scales rows come before
+    columns.
+    """
+    e, n, width = codes.shape
+    words = torch.from_numpy(codes).reshape(e, n // 16, 16, width // 64, 4, 4, 4).permute(0, 1, 3, 2, 5, 4, 6)
+    tiles = torch.from_numpy(scales).reshape(e, n // 32, 2, 16, scales.shape[2] // 8, 2, 4).permute(0, 1, 4, 3, 6, 5, 2)
+    return {"w13": words.reshape(codes.shape), "w13_scale": tiles.reshape(scales.shape)}
+
+
 def test_orders_are_told_apart(converted_moe: Path, exported: Path, tmp_path: Path) -> None:
     plain = part(read_all(converted_moe), BLOCK, 4, 1, range(4))
     tiles = {name: tensor for name, tensor in load_file(exported / "model.safetensors").items() if BLOCK in name}
@@ -306,10 +325,14 @@ def test_orders_are_told_apart(converted_moe: Path, exported: Path, tmp_path: Pa
     renamed = {name.replace("w13", "w13_weight"): x for name, x in tiles.items() if name.endswith("w13")}
     assert orders(renamed) == {"w13_weight": ["TILE16"]}
 
-    # A permutation that is none of these, as klane-inner would be; bytes of another rank; a layout not asked for.
+    # Permutations that are none of these; bytes of another rank; a layout not asked for.
     w13 = f"{BLOCK}.w13"
     assert orders(tiles | {w13: tiles[w13].roll(16, -1)}, code=3) == known | {"w13": []}
-    assert "the source's bytes in an order that is none of these" in mxq(*arguments, code=3).stdout
+    inner = {f"{BLOCK}.{name}": x for name, x in klane_inner(plain["w13"], plain["w13_scale"]).items()}
+    assert orders(inner, code=3) == {"w13": [], "w13_scale": []}
+    assert (
+        mxq(*arguments, code=3).stdout.count("the source's bytes in an order that is none of these (AITER's unrel") == 2
+    )
     other = part(read_all(converted_moe), BLOCK, 4, 2, range(4))
     assert orders({w13: torch.from_numpy(other["w13"])}, code=3) == {"w13": []}
     assert "not the bytes of this part of the source" in mxq(*arguments, code=3).stdout

@@ -7,10 +7,11 @@ holds of a dump; an export has exactly the bytes that its description says.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.identity import fingerprint
-from mxq.convert.layout_export import DESCRIPTION
+from mxq.convert.layout_export import DESCRIPTION, where
 from mxq.convert.layout_parts import Operand, Rank, operands
 from mxq.convert.layout_undo import open_export, open_tensors, read_array
 from mxq.convert.packed import open_packed
@@ -76,8 +77,10 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
     if not path.exists():
         raise UsageError(f"{path} is missing", "give a safetensors file, or a directory that mxq layout export made")
     checkpoint, _ = open_packed(source, "compare with")
+    said: dict[str, dict[str, Any]] = {}
     if path.is_dir():
         export = open_export(path)
+        said = export.where
         tensors, kernel, rank = export.tensors, kernel or export.kernel, rank or export.rank
         if export.fingerprint != fingerprint(checkpoint):
             raise MismatchError(
@@ -117,6 +120,9 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
             if operand not in parts or not names.keys() <= parts[operand].shapes.keys():
                 what = f"{path}: {operand} is no block of experts and no dense module that is packed in {source}"
                 raise MismatchError(what, "give its source, and names as mxq layout export has them")
+            if operand in said and said[operand] != where(parts[operand]):
+                what = f"{path}: {operand} is {where(parts[operand])} of its source, by {DESCRIPTION} {said[operand]}"
+                raise MismatchError(what, "export it again")
             findings += _findings(tensors, names, parts[operand], checkpoint, kernel, path.is_dir())
             advance(1)
     return findings

@@ -128,13 +128,18 @@ def _description(plan: Plan, spec: str, files: dict[str, dict[str, Any]]) -> dic
             "method": plan.claims.method,
         },
         "operands": {
-            one.name: entry(kernel, one.name, one.before, one.sizes, rank.of_ep)
-            | ({} if kernel.is_moe else {"rows": [list(rows) for rows in one.rows]})
-            for one in plan.operands
+            one.name: entry(kernel, one.name, one.before, one.sizes, rank.of_ep) | where(one) for one in plan.operands
         },
         "files": files,
         "versions": versions("numpy"),
     }
+
+
+def where(operand: Operand) -> dict[str, Any]:
+    """Return what mxq_layout.json says of where in its source a dense module's part is; nothing of experts."""
+    if operand.part is None:
+        return {}
+    return {"rows": [list(rows) for rows in operand.part.rows], "columns": list(operand.part.columns)}
 
 
 def entry(kernel: Kernel, name: str, before: tuple[int, ...], sizes: tuple[int, ...], of_ep: int) -> dict[str, Any]:

@@ -75,11 +75,6 @@ class Operand:
     part: split.Part | None = None
 
     @property
-    def rows(self) -> tuple[tuple[int, int], ...]:
-        """Of a dense module, the runs of rows that it has."""
-        return () if self.part is None else self.part.rows
-
-    @property
     def shapes(self) -> Shapes:
         """The shapes of the plain operands."""
         return linear_shapes(*self.sizes) if len(self.sizes) == 2 else experts_shapes(*self.sizes)

@@ -23,6 +23,7 @@ from mxq.layouts.permutation import Bytes
 from mxq.progress import progress
 
 _AGAIN = "export it again"
+_WHERE = ("rows", "columns")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Export:
         rank: for which GPU.
         sizes: by operand, (E, H, I) or (N, K) of the part, not padded.
         first: by operand, its first expert.
+        where: by operand, the runs of rows and of columns of a dense module, as the description says them.
         fingerprint: of the source.
     """
 
@@ -43,6 +45,7 @@ class Export:
     rank: Rank
     sizes: dict[str, tuple[int, ...]]
     first: dict[str, int]
+    where: dict[str, dict[str, Any]]
     fingerprint: str
 
 
@@ -89,10 +92,11 @@ def open_export(path: Path) -> Export:
             raise ValueError(f"layouts are not those of {kernel.name}")
         for name, of in sizes.items():
             before = tuple(_natural(given[name]["source"][letter]) for letter in letters)
-            own = {key: value for key, value in given[name].items() if key != "rows"}
+            own = {key: value for key, value in given[name].items() if key not in _WHERE}
             shared = (of[0] * rank.ep, of[1], of[2] * rank.tp) if kernel.is_moe else before
             if own != entry(kernel, name, before, of, rank.of_ep) or before != shared:
                 raise ValueError(f"{name} is not what rank {rank.rank} has")
+        where = {name: {key: said[key] for key in _WHERE if key in said} for name, said in given.items()}
         fingerprint = str(content["source"]["fingerprint"])
         claimed = {name: (said["bytes"], said["sha256"]) for name, said in files.items()}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -114,7 +118,7 @@ def open_export(path: Path) -> Export:
         name = min({n for n in {*wanted, *tensors.tensors} if wanted.get(n) != held.get(n)}, default="")
         what = f"{name} is {_shape(held.get(name))}, by {DESCRIPTION} {_shape(wanted.get(name))}"
         raise MismatchError(f"{path}: {what}", _AGAIN)
-    return Export(tensors, kernel, rank, sizes, first, fingerprint)
+    return Export(tensors, kernel, rank, sizes, first, where, fingerprint)
 
 
 def undo(export: Export, out: Path, max_shard_size: int = DEFAULT_SHARD_SIZE) -> int:
