@@ -32,7 +32,7 @@ from mxq.engines import Decoder
 from mxq.evaluate import Plan, Record, Request, Run, measure, read_run
 from mxq.evaluate.directory import open_run
 from mxq.evaluate.inprocess import prepared
-from mxq.evaluate.runner import complete, environment
+from mxq.evaluate.runner import complete, environment, prompt_ids
 from mxq.progress import progress
 from mxq.report import Summary, summarise
 from mxq.workloads import ChatTemplate, load
@@ -122,7 +122,7 @@ def _records(place: tuple[int, int]) -> list[Record]:
     plan, template, decoders = _worker
     workload, position = plan.workloads[place[0]], place[1]
     return [
-        complete(plan, workload, position, arm, decoder, template.decode)
+        complete(plan, workload, position, arm, decoder, template.decode, prompt_ids(workload, position, (), None))
         for arm, decoder in zip(plan.arms, decoders, strict=True)
     ]
 

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Workloads: arithmetic, maths, functions, programs, chat (mxq's own, all by
-default for testbed models), or a file with one {"prompt": "..."} or
-{"messages": [...]} per line, and optionally "id", "answer" and "tests".
+default for testbed models); gsm8k, math500, humaneval, mbpp, mt-bench (the
+published ones, from --data-dir or the hub); or a file with one
+{"prompt": "..."}, {"messages": [...]} or {"turns": ["...", ...]} per line,
+and optionally "id", "answer" and "tests".
 
 \b
 The run directory gets run.json, workloads/, and cells/<key>/records.jsonl
@@ -63,6 +65,18 @@ Examples:
 @click.option("--workload", "workloads", metavar="NAME|FILE", multiple=True, help="Prompts to measure, repeatable.")
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first so many prompts of each workload."
+)
+@click.option(
+    "--turns",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Only the first so many turns of each conversation; 1 is what the published runs sent of mt-bench.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Read published workloads from here, as the hub has them (DIR/openai/gsm8k/main/...) or as DIR/gsm8k.jsonl.",
 )
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), metavar="N", default=512, show_default=True, help="Longest answer."

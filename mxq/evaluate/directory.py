@@ -2,7 +2,7 @@
 
 ::
 
-    run.json                    what the run is: command, versions, hardware, definition, the cells
+    run.json                    what the run is: command, versions, hardware, definition, sources of prompts, cells
     workloads/<name>.jsonl      the prompts as measured, with reference answers where there are any
     cells/<key>/records.jsonl   one line per request
     cells/<key>/cell.json       the cell's definition; rewritten once, when the cell is finished
@@ -33,7 +33,7 @@ _MAY_DIFFER = re.compile(r"hardware\.(memory_bytes|system)|(targets\.\w+|drafter
 
 
 class OpenCell:
-    """A cell of a run that this process holds; ``done`` counts the records it has, in prompt order."""
+    """A cell of a run that this process holds; ``answers`` are the texts of its records, in prompt order."""
 
     def __init__(self, path: Path, cell: Cell, prompt_ids: list[str]) -> None:
         self.cell = cell
@@ -48,13 +48,18 @@ class OpenCell:
         records = read_cell(path, cell.arm)
         if [record.prompt_id for record in records] != prompt_ids[: len(records)]:
             raise MxqError(f"{path}/records.jsonl: not the prompts of the workload in order", "start a new run")
-        self.done = len(records)
+        self.answers = [record.text for record in records]
+
+    @property
+    def done(self) -> int:
+        """Return how many prompts have a record."""
+        return len(self.answers)
 
     def append(self, record: Record) -> None:
         """Add the record of the next prompt."""
         assert self._file is not None
         self._file.append(record)
-        self.done += 1
+        self.answers.append(record.text)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
         """Seal the cell once it has every prompt; ``facts`` about how it was run go into cell.json."""
@@ -97,7 +102,8 @@ def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator
         else:
             cells = {cell.key: {"arm": asdict(cell.arm), "workload": cell.workload} for cell in plan.cells()}
             started = {"format": FORMAT, "command": files.command_line(), "started_at": _now()}
-            noted = {"warnings": list(plan.warnings), "cells": cells}
+            sources = {tokenized.workload.name: dict(tokenized.workload.source) for tokenized in plan.workloads}
+            noted = {"warnings": list(plan.warnings), "sources": sources, "cells": cells}
             files.write_json(path / "run.json", started | described | noted)
         _keep_prompts(path, plan)
         opened: dict[tuple[Arm, str], OpenCell] = {}
@@ -213,8 +219,8 @@ def _keep_prompts(path: Path, plan: Plan) -> None:
         kept = path / "workloads" / f"{tokenized.workload.name}.jsonl"
         if not kept.exists():
             with files.atomic_write(kept) as stream:
-                for prompt in tokenized.workload.prompts:
-                    stream.write(json.dumps(prompt.as_json(), ensure_ascii=False) + "\n")
+                for line in tokenized.workload.lines():
+                    stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _now() -> str:

@@ -19,7 +19,7 @@ def measure(request: Request, out: Path) -> Run:
     Raises what :func:`mxq.evaluate.prepare` and :func:`mxq.evaluate.run` do.
     """
     plan, template, engine = prepared(request)
-    run(plan, out, engine, template.decode)
+    run(plan, out, engine, template.decode, template.encode)
     return read_run(out)
 
 

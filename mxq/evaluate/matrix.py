@@ -47,10 +47,13 @@ class Model:
 
 @dataclass(frozen=True)
 class TokenizedWorkload:
-    """A workload with every prompt as token ids, the same ones for all targets."""
+    """A workload with every prompt as token ids, the same ones for all targets.
+
+    None for a later turn of a conversation: what is sent there depends on what the arm has answered before.
+    """
 
     workload: Workload
-    token_ids: tuple[tuple[int, ...], ...]
+    token_ids: tuple[tuple[int, ...] | None, ...]
 
     @property
     def tokens_sha256(self) -> str:
@@ -152,9 +155,11 @@ def _model_facts(model: Model) -> dict[str, Any]:
 
 
 def _workload_facts(workload: TokenizedWorkload) -> dict[str, Any]:
+    prompts, conversations = len(workload.workload.prompts), workload.workload.conversations
     return {
         "name": workload.workload.name,
-        "prompts": len(workload.workload.prompts),
+        "prompts": prompts,
+        **({"conversations": conversations} if conversations < prompts else {}),
         "sha256": workload.workload.sha256,
         "tokens_sha256": workload.tokens_sha256,
     }

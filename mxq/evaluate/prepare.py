@@ -20,6 +20,9 @@ from mxq.evaluate.matrix import METHODS, Model, Plan, Settings, TokenizedWorkloa
 from mxq.testbed import PREFIX
 from mxq.workloads import ChatTemplate, Workload, load
 
+_ANSWER = "."
+"""Stands for the answers before a later turn where templates are compared and lengths are estimated."""
+
 _WARM_UP = "Please get ready: this message only warms up the machine."
 
 _SAME_IN_BOTH = (
@@ -30,7 +33,10 @@ _SAME_IN_BOTH = (
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. Models and workloads are specs; ``targets`` maps "bf16" and "mxfp4" to a model."""
+    """What the user asked for. Models and workloads are specs; ``targets`` maps "bf16" and "mxfp4" to a model.
+
+    ``limit``, ``turns`` and ``data_dir`` are those of :func:`mxq.workloads.load`.
+    """
 
     targets: Mapping[str, str]
     methods: Sequence[str]
@@ -38,6 +44,8 @@ class Request:
     workloads: Sequence[str]
     drafter: str | None = None
     limit: int | None = None
+    turns: int | None = None
+    data_dir: Path | None = None
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 512
     thinking: bool = False
@@ -66,7 +74,7 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     template = next(iter(templates.values()))
     tokenized = [_tokenize(workload, templates) for workload in workloads]
     text_config = _text_config(next(iter(checkpoints.values())).config)
-    _check_lengths(tokenized, request.max_tokens, text_config.get("max_position_embeddings"))
+    _check_lengths(tokenized, template, request.max_tokens, text_config.get("max_position_embeddings"))
     if request.thinking and not template.knows_thinking:
         progress.note("note: the chat template has no thinking mode; --thinking changes nothing")
     plan = Plan(
@@ -115,7 +123,9 @@ def _check_numbers(request: Request) -> None:
 
 
 def _load_workloads(request: Request) -> list[Workload]:
-    workloads = [load(spec, request.limit) for spec in request.workloads]
+    workloads = [
+        load(spec, request.limit, data_dir=request.data_dir, turns=request.turns) for spec in request.workloads
+    ]
     names = [workload.name for workload in workloads]
     if not names:
         raise UsageError("no workload", "give --workload NAME or FILE")
@@ -154,10 +164,11 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tokenize(workload: Workload, templates: Mapping[str, ChatTemplate]) -> TokenizedWorkload:
-    token_ids = []
+    token_ids: list[tuple[int, ...] | None] = []
     for prompt in workload.prompts:
+        messages = prompt.conversation([_ANSWER] * (prompt.turn - 1))
         try:
-            encoded = {role: template.encode(prompt.messages) for role, template in templates.items()}
+            encoded = {role: template.encode(messages) for role, template in templates.items()}
         except UsageError as error:
             raise UsageError(f"{workload.name}, prompt {prompt.id}: {error.message}", error.hint) from None
         first = next(iter(encoded.values()))
@@ -166,16 +177,22 @@ def _tokenize(workload: Workload, templates: Mapping[str, ChatTemplate]) -> Toke
                 f"{workload.name}, prompt {prompt.id}: the two targets do not see the same tokens",
                 "their tokenizers or chat templates differ: copy them from one model to the other",
             )
-        token_ids.append(tuple(first))
+        token_ids.append(tuple(first) if prompt.turn == 1 else None)
     return TokenizedWorkload(workload, tuple(token_ids))
 
 
-def _check_lengths(workloads: Sequence[TokenizedWorkload], max_tokens: int, longest: int | None) -> None:
+def _check_lengths(
+    workloads: Sequence[TokenizedWorkload], template: ChatTemplate, max_tokens: int, longest: int | None
+) -> None:
+    if longest is None:
+        return
     for workload in workloads:
-        for prompt, ids in zip(workload.workload.prompts, workload.token_ids, strict=True):
-            if longest is not None and len(ids) + max_tokens > longest:
+        for prompt, sent in zip(workload.workload.prompts, workload.token_ids, strict=True):
+            ids = template.encode(prompt.conversation([_ANSWER] * (prompt.turn - 1))) if sent is None else sent
+            if len(ids) + prompt.turn * max_tokens > longest:
+                answers = "an answer" if prompt.turn == 1 else f"{prompt.turn} answers"
                 raise UsageError(
-                    f"{workload.workload.name}, prompt {prompt.id}: {len(ids)} tokens and an answer of up to "
+                    f"{workload.workload.name}, prompt {prompt.id}: {len(ids)} tokens and {answers} of up to "
                     f"{max_tokens} exceed the model's {longest} positions",
                     "shorten the prompt or lower --max-tokens",
                 )
@@ -209,7 +226,7 @@ def _eos_token_ids(path: Path, text_config: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _warm_up_ids(template: ChatTemplate, workloads: Sequence[TokenizedWorkload]) -> list[int]:
-    measured = {ids for workload in workloads for ids in workload.token_ids}
+    measured = {ids for workload in workloads for ids in workload.token_ids}  # a later turn is no warm-up's equal
     text = _WARM_UP
     while tuple(ids := template.encode([("user", text)])) in measured:
         text += "."

@@ -26,6 +26,9 @@ class Record:
 
     ``accepted`` and ``drafted``: per verify pass, see :mod:`mxq.stats.acceptance`. The first output token comes from
     the prompt's own pass, so output_tokens = 1 + sum(accepted + 1), less what the last pass gave beyond the end.
+
+    ``turn`` is the request's place in its conversation. A later turn was sent behind what the arm itself had answered:
+    ``prompt_sha256`` is the hash of its token ids, so that arms which were asked the same can be told.
     """
 
     prompt_id: str
@@ -42,9 +45,20 @@ class Record:
     text_sha256: str
     text: str
     token_ids: tuple[int, ...]
+    turn: int = 1
+    prompt_sha256: str | None = None
 
     @classmethod
-    def of(cls, prompt_id: str, prompt_tokens: int, completion: Completion, text: str, started_at: float) -> "Record":
+    def of(
+        cls,
+        prompt_id: str,
+        prompt_tokens: int,
+        completion: Completion,
+        text: str,
+        started_at: float,
+        turn: int = 1,
+        prompt_sha256: str | None = None,
+    ) -> "Record":
         """Return the record of a completed request."""
         return cls(
             prompt_id=prompt_id,
@@ -61,6 +75,8 @@ class Record:
             text_sha256=files.sha256_text(text),
             text=text,
             token_ids=completion.token_ids,
+            turn=turn,
+            prompt_sha256=prompt_sha256,
         )
 
     @property
@@ -82,6 +98,8 @@ class Record:
         """Raise ValueError unless the counts are possible and account for every output token."""
         if self.output_tokens != len(self.token_ids) or self.output_tokens < 1:
             raise ValueError(f"{self.output_tokens} output tokens but {len(self.token_ids)} token ids")
+        if type(self.turn) is not int or self.turn < 1 or (self.turn > 1) != isinstance(self.prompt_sha256, str):
+            raise ValueError(f"turn {self.turn} with prompt hash {self.prompt_sha256}")
         if self.finish_reason not in FINISH_REASONS:
             raise ValueError(f"finish reason {self.finish_reason!r}")
         if self.text_sha256 != files.sha256_text(self.text):

@@ -7,6 +7,7 @@ targets do not fit in memory together, are run target by target, and cell.json s
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from mxq import files
 from mxq.engines import Decoder, Engine
-from mxq.errors import InterruptedRunError, MxqError
+from mxq.errors import InterruptedRunError, MxqError, UsageError
 from mxq.evaluate.directory import OpenCell, open_run, refuse_foreign
 from mxq.evaluate.matrix import Arm, Plan, TokenizedWorkload
 from mxq.evaluate.records import Record
@@ -22,16 +23,28 @@ from mxq.progress import note, progress
 
 WARM_UP_TOKENS = 32
 
+Encode = Callable[[Sequence[tuple[str, str]]], Sequence[int]]
 Cells = dict[tuple[Arm, str], OpenCell]
 
 
-def run(plan: Plan, path: Path, engine: Engine, decode: Callable[[Sequence[int]], str]) -> None:
+def run(
+    plan: Plan, path: Path, engine: Engine, decode: Callable[[Sequence[int]], str], encode: Encode | None = None
+) -> None:
     """Measure every cell of ``plan`` that ``path`` does not hold yet; ``decode`` turns token ids into text.
+
+    ``encode`` turns messages into token ids, for later turns of conversations: each is sent behind the texts of the
+    arm's own earlier answers, as a client of a server would send them.
 
     A new directory is made only after the first models are loaded, so that a drafter that does not fit leaves nothing
     behind. Raises InterruptedRunError on Ctrl-C: what is recorded stays, and the same call continues it.
     """
     refuse_foreign(path)
+    for workload in plan.workloads if encode is None else ():
+        if None in workload.token_ids:
+            raise UsageError(
+                f"{workload.workload.name} has conversations, and {plan.settings.engine} takes one turn only",
+                "give --turns 1",
+            )
     around = environment(engine)
     by_engine_arm = {plan.engine_arm(arm): arm for arm in plan.arms}
     total = len(plan.arms) * sum(len(workload.token_ids) for workload in plan.workloads)
@@ -48,7 +61,7 @@ def run(plan: Plan, path: Path, engine: Engine, decode: Callable[[Sequence[int]]
                 with engine.open([plan.engine_arm(arm) for arm in arms]) as decoders:
                     if cells is None:
                         cells = stack.enter_context(open_run(path, plan, around))
-                    _measure(plan, dict(zip(arms, decoders, strict=True)), cells, decode)
+                    _measure(plan, dict(zip(arms, decoders, strict=True)), cells, decode, encode)
         except KeyboardInterrupt:
             done = sum(cell.done for cell in cells.values()) if cells else 0
             raise InterruptedRunError(
@@ -69,7 +82,13 @@ def _pending(cells: Cells | None, arm: Arm) -> bool:
     return cells is None or any(not cell.finished for (owner, _), cell in cells.items() if owner == arm)
 
 
-def _measure(plan: Plan, decoders: dict[Arm, Decoder], cells: Cells, decode: Callable[[Sequence[int]], str]) -> None:
+def _measure(
+    plan: Plan,
+    decoders: dict[Arm, Decoder],
+    cells: Cells,
+    decode: Callable[[Sequence[int]], str],
+    encode: Encode | None,
+) -> None:
     mine = {key: cell for key, cell in cells.items() if key[0] in decoders}
     left = sum(len(w.token_ids) - mine[arm, w.workload.name].done for w in plan.workloads for arm in decoders)
     facts = {"ran_beside": [arm.label for arm in decoders]}
@@ -81,7 +100,8 @@ def _measure(plan: Plan, decoders: dict[Arm, Decoder], cells: Cells, decode: Cal
             for position, arm in _order(workload, list(decoders)):
                 cell = mine[arm, name]
                 if position >= cell.done:
-                    cell.append(complete(plan, workload, position, arm, decoders[arm], decode))
+                    ids = prompt_ids(workload, position, cell.answers, encode)
+                    cell.append(complete(plan, workload, position, arm, decoders[arm], decode, ids))
                     advance(1, f"{name} ({number}/{len(plan.workloads)}), {arm.label}")
             for arm in decoders:
                 mine[arm, name].finish(facts)
@@ -94,6 +114,17 @@ def _order(workload: TokenizedWorkload, arms: list[Arm]) -> Iterator[tuple[int, 
             yield position, arm
 
 
+def prompt_ids(
+    workload: TokenizedWorkload, position: int, answers: Sequence[str], encode: Encode | None
+) -> Sequence[int]:
+    """Return what is sent at ``position``, of which later turns depend on ``answers``: the arm's texts so far."""
+    ids, prompt = workload.token_ids[position], workload.workload.prompts[position]
+    if ids is not None:
+        return ids
+    assert encode is not None
+    return encode(prompt.conversation(answers[position - prompt.turn + 1 : position]))
+
+
 def complete(
     plan: Plan,
     workload: TokenizedWorkload,
@@ -101,17 +132,20 @@ def complete(
     arm: Arm,
     decoder: Decoder,
     decode: Callable[[Sequence[int]], str],
+    ids: Sequence[int],
 ) -> Record:
-    """Make the request at ``position`` of ``workload`` in an arm and return its record.
+    """Make the request at ``position`` of ``workload``, which is ``ids``, in an arm and return its record.
 
     Raises MxqError where the engine's counts cannot be.
     """
-    prompt, ids = workload.workload.prompts[position], workload.token_ids[position]
+    prompt = workload.workload.prompts[position]
     # One seed per prompt, the same in every arm and after every restart.
     seed = int(files.sha256_text(f"{plan.settings.sampling.seed}/{workload.workload.name}/{prompt.id}")[:15], 16)
     started_at = time.time()
     completion = decoder.generate(ids, max_tokens=plan.settings.max_tokens, seed=seed)
-    record = Record.of(prompt.id, len(ids), completion, decode(completion.token_ids), started_at)
+    sent = files.sha256_text(json.dumps(list(ids), separators=(",", ":"))) if prompt.turn > 1 else None
+    text = decode(completion.token_ids)
+    record = Record.of(prompt.id, len(ids), completion, text, started_at, prompt.turn, sent)
     try:
         record.check(arm.num_speculative_tokens)
     except ValueError as error:

@@ -36,7 +36,8 @@ class CellSummary:
 
     ``acceptance`` is None for plain decoding and where no request had a verify pass. ``speedup_same_precision`` and
     ``speedup_bf16`` are this cell's tokens/s over those of plain decoding by the same target and by the bf16 target.
-    ``identity`` compares greedy output with that of the same target's plain arm, None for that arm and when sampled.
+    ``identity`` compares greedy output with that of the same target's plain arm, None for that arm and when sampled;
+    later turns of conversations count where both arms had answered the same before.
     ``right`` counts right answers among ``checked`` ones, those that have a reference; both 0 unless asked for.
     """
 
@@ -87,6 +88,12 @@ class Summary:
     def workloads(self) -> tuple[str, ...]:
         """Return the workloads that have results."""
         return tuple(workload for workload, (used, _) in self.prompts.items() if used)
+
+    @property
+    def conversations(self) -> dict[str, int]:
+        """Return how many conversations a workload has, for those with later turns."""
+        described = self.run.info["definition"]["workloads"]
+        return {facts["name"]: facts["conversations"] for facts in described if "conversations" in facts}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -142,6 +149,7 @@ def _summarise_cell(arm: Arm, workload: str, records: Records, greedy: bool, ver
     plain_bf16 = records.get((Arm("bf16", "ar"), workload))
     speed = _throughput(mine)
     speculative = arm.method != "ar"
+    alike = [(a, b) for a, b in zip(mine, plain or (), strict=False) if a.prompt_sha256 == b.prompt_sha256]
     return CellSummary(
         arm=arm,
         workload=workload,
@@ -151,7 +159,7 @@ def _summarise_cell(arm: Arm, workload: str, records: Records, greedy: bool, ver
         throughput=speed,
         speedup_same_precision=speed.tokens_per_s / _throughput(plain).tokens_per_s if plain else None,
         speedup_bf16=speed.tokens_per_s / _throughput(plain_bf16).tokens_per_s if plain_bf16 else None,
-        identity=identity([record.token_ids for record in mine], [record.token_ids for record in plain])
+        identity=identity([a.token_ids for a, _ in alike], [b.token_ids for _, b in alike])
         if plain and speculative and greedy
         else None,
         right=sum(verdicts),

@@ -162,6 +162,11 @@ def _notes(summary: Summary) -> Iterator[str]:
     for workload, (used, total) in summary.prompts.items():
         if used < total:
             yield f"Not complete: {workload} with {used} of {total} prompts so far."
+    for workload, count in summary.conversations.items():
+        yield (
+            f"{workload} has conversations ({count}): each turn counts as a request. Later turns are sent behind the "
+            "arm's own answers, so that arms whose answers differ are not asked the same there."
+        )
     cut = sum(cell.cut_by_length for cell in summary.cells)
     if cut:
         requests = sum(cell.requests for cell in summary.cells)

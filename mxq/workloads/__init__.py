@@ -2,5 +2,6 @@
 
 from mxq.workloads.chat import ChatTemplate
 from mxq.workloads.prompts import Prompt, Workload, load
+from mxq.workloads.published import PUBLISHED
 
-__all__ = ["ChatTemplate", "Prompt", "Workload", "load"]
+__all__ = ["PUBLISHED", "ChatTemplate", "Prompt", "Workload", "load"]
