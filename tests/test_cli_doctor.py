@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import foreign
 import pytest
 from click.testing import CliRunner, Result
 from hub import Hub
 from hub_runner import Runner
 from mutation import mutate, seeds, telling
-from test_hardware_rules import CPU, DENSE, MI355X, MOE, changed, on
+from test_hardware_rules import CPU, DENSE, H200, MI355X, MOE, changed, on
 
 from mxq.cli import main
 from mxq.hardware import environment
@@ -92,11 +93,17 @@ def test_a_model_on_the_command_line_is_judged_in_a_recorded_environment(tmp_pat
     assert "MXFP4 in the form of quark, activations MXFP4" in judged.stdout
 
 
+@pytest.fixture
+def autoround_moe(converted_moe: Path, tmp_path: Path) -> Path:
+    return foreign.autoround(converted_moe, tmp_path / "autoround")
+
+
 @pytest.mark.parametrize(
     ("kind", "facts"),
     [
         ("converted_dense", {"moe": False, "form": "quark", "linears_quantized": True, "experts_quantized": False}),
         ("converted_moe", {"moe": True, "form": "quark", "linears_quantized": False, "experts_quantized": True}),
+        ("autoround_moe", {"moe": True, "form": "auto-round", "experts_quantized": True, "weight_only": False}),
         ("dense_source", {"moe": False, "form": None, "linears_quantized": False, "text_only": False, "mrope": True}),
     ],
 )
@@ -152,10 +159,15 @@ def test_a_broken_environment_file_is_one_line(tmp_path: Path, change: object, c
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_an_unknown_gfx_target_is_one_line(tmp_path: Path) -> None:
-    file = write(tmp_path / "env.json", changed(MI355X, gpus=(Gpu("AMD Instinct MI500", "gfx1300"),)))
+@pytest.mark.parametrize("target", ["gfx9999", "gfx1300", "sm_77", "sm_190"])
+def test_an_unknown_gpu_target_is_one_line_and_of_its_kernels_nothing_is_said(target: str, tmp_path: Path) -> None:
+    machine = MI355X if target.startswith("gfx") else H200
+    file = write(tmp_path / "env.json", on(changed(machine, gpus=(Gpu("a new one", target),)), MOE))
     result = run("--env", file)
-    assert "  the GPU target gfx1300 is not one that these rules know" in result.stdout
+    lines = result.stdout.splitlines()
+    first = lines.index("warning: unknown-target")
+    assert lines[first + 1].startswith(f"  the GPU target {target} is not one that these rules know")
+    assert [line for line in lines if "MXFP4" in line] == [lines[first - 2], lines[first + 1]]
     assert "error" not in result.output
     assert result.exit_code == 0
 

@@ -33,6 +33,8 @@ SPECULATION = {
     ),
 }
 AITER = "VLLM_ROCM_USE_AITER=1"
+CPU = ("--hardware", "cpu")
+H200 = ("--hardware", "h200")
 PUBLISHED = [
     (f"{SERVER} {SPECULATION[method]}".replace("15", str(k)), method, k)
     for method, budgets in {"ar": [15], "mtp": [3, 7, 15], "dflash": [3, 7, 15]}.items()
@@ -109,16 +111,71 @@ def test_aiter_is_for_experts_in_w4a4_on_mi355x(
     ]
     _, env, said = printed(weight_only(converted_moe, tmp_path / "experts"), *on)
     assert env == {"VLLM_ROCM_USE_AITER": "0"}
-    assert "mixes up gate and up" in said
+    assert "mixes up their gate and up" in said
     _, env, said = printed(weight_only(converted_dense, tmp_path / "dense"), *on)
     assert env == {}
-    assert "emulates it slowly" in said
-    _, env, said = printed(foreign.compressed_tensors(converted_moe, tmp_path / "other"), *on)
-    assert env == {}
-    assert "no kernel on AMD GPUs for MXFP4 experts in the form of compressed-tensors" in said
-    _, env, said = printed(converted_moe, "--hardware", "h200")
-    assert env == {}
-    assert "emulates MXFP4 in Quark's form on NVIDIA GPUs" in said
+    assert "dequantizes the weights in every step" in said
+    # Forms other than Quark's have no kernel for experts there, and for linears one that quantizes activations.
+    assert "and they are for NVIDIA GPUs" in refused(foreign.compressed_tensors(converted_moe, tmp_path / "ct"), *on)
+    assert "and they are for NVIDIA GPUs" in refused(foreign.autoround(converted_moe, tmp_path / "autoround"), *on)
+    said = printed(foreign.compressed_tensors(converted_dense, tmp_path / "dense-ct"), *on)[2]
+    assert "vLLM quantizes the activations on MI355X, whatever the checkpoint says" in said
+    assert printed(foreign.autoround(converted_dense, tmp_path / "dense-autoround"), *on)[1:] == ({}, "")
+
+
+EMULATED = "vLLM emulates MXFP4 experts in Quark's form"
+REFUSED = "loading ends with an AssertionError"
+W4A16 = "leave activations as they are (W4A16)"
+
+
+def test_what_an_h200_computes_of_mxfp4_is_a_warning(
+    moe_source: Path, converted_moe: Path, converted_dense: Path, tmp_path: Path
+) -> None:
+    def said(path: Path, *options: str) -> set[str]:
+        _, env, warnings = printed(path, *H200, *options)
+        assert env == {}
+        assert warnings.count("warning: ") == len(warnings.splitlines())
+        return {text for text in (EMULATED, REFUSED, W4A16) if text in warnings}
+
+    marlin = ("--engine-arg", "moe-backend=marlin")
+    assert said(moe_source) == set()
+    assert said(converted_moe) == {EMULATED, REFUSED}
+    assert said(converted_moe, *marlin) == {W4A16}
+    assert said(converted_dense) == {W4A16}
+    experts = weight_only(converted_moe, tmp_path / "experts")
+    assert said(experts) == {REFUSED}
+    assert said(experts, *marlin) == set()
+    assert said(weight_only(converted_dense, tmp_path / "dense")) == set()
+    assert said(foreign.autoround(converted_moe, tmp_path / "autoround")) == {W4A16}
+
+
+def test_on_a_cpu_mxfp4_experts_are_served_and_nothing_else_of_it(
+    converted_moe: Path, converted_dense: Path, tmp_path: Path
+) -> None:
+    """As tried with vLLM 0.32 on a processor with AMX: tokens are those of the dequantized checkpoint."""
+    amx, w4a16 = "needs AMX", "runs MXFP4 experts with bf16 activations (W4A16)"
+    said = printed(converted_moe, *CPU)[2]
+    assert amx in said
+    assert w4a16 in said
+    said = printed(weight_only(converted_moe, tmp_path / "experts"), *CPU)[2]
+    assert amx in said
+    assert w4a16 not in said
+    linears = "no kernel for MXFP4 linears on processors"
+    assert linears in refused(converted_dense, *CPU)
+    assert linears in refused("/models/dense", *CPU, "--assume", "dense-mxfp4")
+    assert linears in refused(foreign.autoround(converted_dense, tmp_path / "autoround"), *CPU)
+    experts = "they are for NVIDIA GPUs"
+    assert experts in refused(foreign.compressed_tensors(converted_moe, tmp_path / "ct"), *CPU)
+    assert experts in refused(foreign.autoround(converted_moe, tmp_path / "autoround-experts"), *CPU)
+
+
+def test_mtp_on_a_text_only_target_with_mrope_is_a_warning(dense_source: Path, tmp_path: Path) -> None:
+    mtp, text = ("--spec", "mtp", "-k", 1), Path(shutil.copytree(dense_source, tmp_path / "text"))
+    assert "mrope_section" not in printed(text, *CPU, *mtp)[2]
+    edit_json(text / "config.json", lambda config: config.update(architectures=["Qwen3_5ForCausalLM"]))
+    assert "mrope_section" in printed(text, *CPU, *mtp)[2]
+    assert "mrope_section" in printed(text, *H200, *mtp)[2]
+    assert "mrope_section" not in printed(text, *CPU)[2]
 
 
 def test_prefix_caching_is_warned_of_where_drafts_are_and_it_is_on() -> None:
@@ -159,8 +216,6 @@ def test_further_options_replace_those_that_are_there() -> None:
 
 
 MXQ = Path(sys.executable).parent / "mxq"
-CPU = ("--hardware", "cpu")
-H200 = ("--hardware", "h200")
 DFLASH = ("--spec", "dflash")
 
 
@@ -188,12 +243,11 @@ def test_numbers_out_of_range_are_wrong_usage() -> None:
         assert "is not in the range" in serve("testbed:dense", *H200, *DFLASH, *arguments, code=2).stderr
 
 
-def test_what_vllm_would_not_serve_is_a_line(dense_source: Path, converted_dense: Path, tmp_path: Path) -> None:
+def test_what_vllm_would_not_serve_is_a_line(dense_source: Path, tmp_path: Path) -> None:
     assert "needs a drafter" in refused(dense_source, *H200, *DFLASH)
     assert "vocab_size is 768, the target's vocab_size 512" in refused(
         dense_source, *H200, *DFLASH, "--draft", "testbed:dense-dflash"
     )
-    assert "no kernel on a CPU" in refused(converted_dense, *CPU)
     headless = Path(shutil.copytree(dense_source, tmp_path / "headless"))
     rewrite(headless, lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith("mtp.")])
     assert "there is no MTP head to draft with" in refused(headless, *H200, "--spec", "mtp", code=1)

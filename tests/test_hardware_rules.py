@@ -79,6 +79,7 @@ def of(model: ModelFacts, **changes: Any) -> ModelFacts:
 WEIGHT_ONLY = of(MOE, weight_only=True)
 MI300X = changed(MI355X, gpus=(Gpu("AMD Instinct MI300X", "gfx942"),))
 ASM: dict[str, Any] = {"VLLM_ROCM_USE_AITER_FP4_ASM_GEMM": "1"}
+FLASHINFER = on(H200, flashinfer_python="0.7.0.post1", flashinfer_cubin="0.7.0.post1")
 OFF: dict[str, Any] = {"VLLM_ROCM_USE_AITER": "0"}
 
 # rule -> an environment in which it speaks, and one in which it does not
@@ -96,13 +97,27 @@ CASES: dict[str, list[tuple[Environment, Environment]]] = {
         (on(H200, MOE, amd_quark="0.13"), on(H200, MOE)),
         (on(H200, MOE, amd_quark="0.13"), changed(on(H200, MOE, amd_quark="0.13"), gpus=(Gpu("B200", "sm_100"),))),
     ],
+    "cuda-experts-of-gpt-oss": [
+        (on(FLASHINFER, MOE), on(FLASHINFER, MOE, flashinfer_cubin=None)),
+        (on(FLASHINFER, WEIGHT_ONLY, amd_quark="0.13"), on(FLASHINFER, MOE, amd_quark="0.13")),
+        (
+            changed(on(FLASHINFER, MOE, flashinfer_cubin=None), tools=("ninja", "nvcc")),
+            on(FLASHINFER, of(MOE, form="compressed-tensors")),
+        ),
+        (
+            changed(on(FLASHINFER, WEIGHT_ONLY), gpus=(Gpu("B200", "sm_100"),)),
+            changed(on(FLASHINFER, MOE), gpus=(Gpu("B200", "sm_100"),)),
+        ),
+    ],
     "cuda-is-weight-only": [
         (on(H200, DENSE), on(H200, of(DENSE, weight_only=True))),
         (on(H200, MOE), on(H200, MOE, amd_quark="0.13")),
+        (on(H200, MOE), changed(on(H200, MOE), gpus=(Gpu("?", "sm_77"),))),
     ],
     "compressed-tensors-experts": [
         (on(MI355X, of(MOE, form="compressed-tensors")), on(H200, of(MOE, form="compressed-tensors"))),
         (on(CPU, of(MOE, form="compressed-tensors")), on(CPU, MOE)),
+        (on(CPU, of(MOE, form="auto-round")), on(H200, of(MOE, form="auto-round"))),
     ],
     "cpu-refuses-linears": [(on(CPU, DENSE), on(CPU, MOE)), (on(CPU, DENSE), on(CPU, BF16))],
     "cpu-experts-need-amx": [(changed(on(CPU, MOE), system={"features": "avx512f"}), on(CPU, MOE))],
@@ -188,7 +203,19 @@ CASES: dict[str, list[tuple[Environment, Environment]]] = {
             on(MI355X, MOE, VLLM_DISABLED_KERNELS="AiterMxfp4LinearKernel"),
         )
     ],
-    "weight-only-linears": [(on(MI355X, of(DENSE, weight_only=True)), on(MI355X, DENSE))],
+    "weight-only-linears": [
+        (on(MI355X, of(DENSE, weight_only=True)), on(MI355X, DENSE)),
+        (
+            on(MI355X, of(DENSE, weight_only=True)),
+            on(MI355X, of(DENSE, weight_only=True, form="compressed-tensors")),
+        ),
+    ],
+    "activations-quantized-anyway": [
+        (
+            on(MI355X, of(DENSE, weight_only=True, form="compressed-tensors")),
+            on(MI355X, of(DENSE, weight_only=True)),
+        )
+    ],
     "emulation-needs-quark": [
         (on(MI300X, DENSE, amd_quark=None), on(MI300X, DENSE)),
         (on(MI355X, of(DENSE, weight_only=True), amd_quark=None), on(MI355X, DENSE, amd_quark=None)),

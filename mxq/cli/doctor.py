@@ -23,12 +23,14 @@ _EPILOG = """\b
 Nothing is imported, but for what was built for another torch, which is
 tried in a process of its own. What needs knowledge of the model (experts or
 not, which activations) is judged as if it could be anything, unless MODEL is
-given.
+given. Nothing is asked of a server's command: what TP and EP do to a model
+is in `mxq plan --tp`, what a drafter or MTP needs in `mxq serve --print`.
 
 \b
-Exit code 0: nothing is wrong, though there may be warnings; 1: something
-is: an error was found, MXFP4 is emulated, a drafter was not loaded, or the
-server did not start; 2: wrong usage, or a file that is not what it should be.
+Exit code 0: nothing is known to be wrong, though there may be warnings (one
+is for GPUs that the rules do not know); 1: something is: an error was found,
+MXFP4 is emulated, a drafter was not loaded, or the server did not start;
+2: wrong usage, or a file that is not what it should be.
 
 \b
 Examples:

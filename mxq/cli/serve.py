@@ -128,6 +128,7 @@ def _made(
         servable.check(target, kind, hardware, method, k, opened, options["tensor_parallel_size"])
     else:
         kind = servable.ASSUMED[assume]
+        servable.check_kernels(kind, hardware, model)
     made = launch(
         hardware,
         _served(model),

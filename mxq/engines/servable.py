@@ -4,18 +4,23 @@ Facts are those of vLLM 0.32. What it refuses, or would answer with nonsense, is
 than one would think is a warning.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.fitting import check_dflash, check_mtp
 from mxq.checkpoint.quantization import claims_in_form
+from mxq.engines import vllm_facts
 from mxq.engines.base import Method
+from mxq.engines.vllm_facts import Fact
 from mxq.errors import UsageError
 from mxq.models import qwen35
 from mxq.models.dflash import DFlashConfig
 
 _MXFP4_FORMS = ("quark", "compressed-tensors")
+_BY_MARLIN = "--engine-arg moe-backend=marlin runs them by Marlin's kernels, which leave activations as they are"
+_AUTOROUND = {"bits": 4, "data_type": "mx_fp"}
 
 
 @dataclass(frozen=True)
@@ -23,15 +28,18 @@ class Kind:
     """What a target is, as far as the way it is served depends on it.
 
     Attributes:
-        form: how it is MXFP4: "quark" or "compressed-tensors"; None if it is not.
+        form: how it is MXFP4: "quark", "compressed-tensors" or "auto-round", which vLLM runs as the one before; None if
+            it is not.
         weight_only: it is, and activations are not quantized.
         experts: its routed experts are MXFP4.
+        linears: something else in it is.
         mrope_text_only: it has no vision tower, and yet the keys of its positions.
     """
 
     form: str | None = None
     weight_only: bool = False
     experts: bool = False
+    linears: bool = False
     mrope_text_only: bool = False
 
     @property
@@ -42,7 +50,7 @@ class Kind:
 
 ASSUMED = {
     "bf16": Kind(),
-    "dense-mxfp4": Kind("quark"),
+    "dense-mxfp4": Kind("quark", linears=True),
     "moe-mxfp4": Kind("quark", experts=True),
 }
 """Kinds of what `mxq quantize` makes and takes, for a target that cannot be looked at."""
@@ -59,15 +67,38 @@ def kind_of(target: Checkpoint) -> Kind:
     text_only = not any(name.endswith("ForConditionalGeneration") for name in target.config["architectures"])
     rope = qwen35.text_config(target.config).get("rope_parameters")
     mrope = text_only and isinstance(rope, dict) and bool({"mrope_section", "mrope_interleaved"} & rope.keys())
-    raw = target.config.get("quantization_config")
-    if not isinstance(raw, dict) or raw.get("quant_method") not in _MXFP4_FORMS:
+    form, weight_only = _form(target)
+    if form is None:
         return Kind(mrope_text_only=mrope)
-    claims = claims_in_form(target.config, str(target.path / "config.json"))
-    assert claims is not None
-    experts = any(
-        qwen35.role(name) is qwen35.Role.EXPERT and qwen35.scale_name(name) in target.tensors for name in target.tensors
-    )
-    return Kind(claims.form, claims.weight_only, experts, mrope)
+    packed = [qwen35.role(name) for name in target.tensors if qwen35.scale_name(name) in target.tensors]
+    experts = qwen35.Role.EXPERT in packed
+    return Kind(form, weight_only, experts, any(role is not qwen35.Role.EXPERT for role in packed), mrope)
+
+
+def _form(target: Checkpoint) -> tuple[str | None, bool]:
+    """Return the form of its MXFP4, and whether it is weight-only."""
+    raw = target.config.get("quantization_config")
+    if not isinstance(raw, dict):
+        return None, False
+    if raw.get("quant_method") in _MXFP4_FORMS:
+        claims = claims_in_form(target.config, str(target.path / "config.json"))
+        assert claims is not None
+        return claims.form, claims.weight_only
+    if raw.get("quant_method") == "auto-round" and raw.items() >= _AUTOROUND.items():
+        bits = raw.get("act_bits")
+        return "auto-round", not isinstance(bits, int) or bits >= 16
+    return None, False
+
+
+def check_kernels(kind: Kind, hardware: str, model: str) -> None:
+    """Raise UsageError if vLLM has no kernel on the hardware for what is MXFP4 in ``model``, not even an emulation."""
+    fact = None
+    if hardware == "cpu" and kind.linears:
+        fact = vllm_facts.CPU_LINEARS
+    elif hardware in ("cpu", "mi355x") and kind.experts and kind.form != "quark":
+        fact = vllm_facts.MARLIN_EXPERTS
+    if fact is not None:
+        raise UsageError(f"{model}: {fact.text}", fact.do)
 
 
 def check(
@@ -80,11 +111,7 @@ def check(
     tensor_parallel_size: int,
 ) -> None:
     """Raise UsageError or MxqError for what the hardware's vLLM refuses to serve, or serves as nonsense."""
-    if hardware == "cpu" and kind.form is not None:
-        raise UsageError(
-            f"{target.path} is MXFP4, for which vLLM has no kernel on a CPU",
-            "`mxq dequantize` writes it as bf16, which gives the tokens of the same weights",
-        )
+    check_kernels(kind, hardware, str(target.path))
     if method == "mtp":
         check_mtp(target)
         heads = qwen35.text_config(target.config).get("mtp_num_hidden_layers")
@@ -125,31 +152,34 @@ def _check_drafter(config: DFlashConfig, where: str, hardware: str, budget: int,
 
 def warnings(kind: Kind, hardware: str, method: Method, argv: Sequence[str]) -> list[str]:
     """Return what a user of a server with the command ``argv`` should know of it."""
-    found = []
-    if hardware == "mi355x" and kind.form == "quark" and kind.weight_only:
-        found.append(
-            "vLLM 0.32 with AITER mixes up gate and up of weight-only experts of Quark's form and answers nonsense: "
-            "VLLM_ROCM_USE_AITER=0 must stay, with which it emulates them slowly"
-            if kind.experts
-            else "vLLM has no kernel on AMD GPUs for MXFP4 in weights only, and emulates it slowly"
-        )
-    if hardware == "mi355x" and kind.experts and kind.form == "compressed-tensors":
-        found.append(
-            "vLLM 0.32 has no kernel on AMD GPUs for MXFP4 experts in the form of compressed-tensors: "
-            "`mxq quantize --format quark` writes the other"
-        )
-    if hardware == "h200" and kind.form == "quark":
-        found.append(
-            "vLLM emulates MXFP4 in Quark's form on NVIDIA GPUs: acceptance is the model's, speed is not; "
-            "weight-only in the form of compressed-tensors runs on Marlin's kernels"
-        )
-    if hardware == "cpu" and kind.mrope_text_only and method == "mtp":
-        found.append(
-            "vLLM 0.32 on a CPU hangs or crashes with MTP on text-only targets with mrope keys in rope_parameters"
-        )
+    found = [f"{fact.text}; {fact.do}" for fact in _of_kernels(kind, hardware, argv)]
+    if method == "mtp" and kind.mrope_text_only:
+        found.append("; ".join(vllm_facts.MTP_MROPE))
     if method != "ar" and "--no-enable-prefix-caching" not in argv:
         found.append(
-            "vLLM caches prefixes unless told not to, and with speculation that has spoilt answers of Qwen3.5-like "
-            "models (vllm-project/vllm #53912): --engine-arg no-enable-prefix-caching turns it off"
+            f"{vllm_facts.PREFIX_CACHING.text} (vllm-project/vllm #53912); --engine-arg no-enable-prefix-caching turns "
+            "it off"
         )
     return found
+
+
+def _of_kernels(kind: Kind, hardware: str, argv: Sequence[str]) -> Iterator[Fact]:
+    quark_experts = kind.experts and kind.form == "quark"
+    if hardware == "cpu" and quark_experts:
+        yield vllm_facts.CPU_EXPERTS_NEED_AMX
+        if not kind.weight_only:
+            yield vllm_facts.CPU_EXPERTS_ARE_WEIGHT_ONLY
+    if hardware == "mi355x" and kind.weight_only:
+        if quark_experts:
+            yield vllm_facts.WEIGHT_ONLY_EXPERTS
+        if kind.linears:
+            yield vllm_facts.WEIGHT_ONLY_LINEARS if kind.form == "quark" else vllm_facts.ACTIVATIONS_ANYWAY
+    if hardware == "h200":
+        by_hand = "--moe-backend" in argv
+        if quark_experts and not by_hand:
+            if not kind.weight_only:
+                yield vllm_facts.CUDA_EMULATES_EXPERTS._replace(do=_BY_MARLIN)
+            yield vllm_facts.CUDA_EXPERTS_OF_GPT_OSS._replace(do=_BY_MARLIN)
+        experts_by_marlin = kind.experts and (not quark_experts or ("--moe-backend", "marlin") in pairwise(argv))
+        if not kind.weight_only and (kind.linears or experts_by_marlin):
+            yield vllm_facts.CUDA_IS_WEIGHT_ONLY

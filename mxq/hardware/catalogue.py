@@ -4,10 +4,9 @@ Each was looked up in vLLM 0.32.0, in AITER up to 0.1.20, or in a public issue; 
 one. ``tests/test_hardware_rules.py`` has an environment for each in which it speaks, and one in which it doesn't.
 """
 
-import re
-
 from packaging.version import Version
 
+from mxq.engines import vllm_facts
 from mxq.hardware.environment import flavour
 from mxq.hardware.rules import Rule, Severity, Situation
 
@@ -18,9 +17,6 @@ _ENVS = "vLLM 0.32.0 vllm/envs.py"
 _AITER_OPS = "vLLM 0.32.0 vllm/_aiter_ops.py"
 _KERNELS = "vLLM 0.32.0 vllm/model_executor/kernels/linear"
 
-_KNOWN_TARGETS = re.compile(
-    r"gfx(90[0-9a]|94[0-2]|950|10[0-3]\d|11[05]\d|120[01])|sm_(5[023]|6[0-2]|7[025]|8[06-9]|90|10[013]|110|12[01])"
-)
 _AITER_SWITCHES = frozenset(
     f"VLLM_ROCM_{name}"
     for name in (
@@ -38,10 +34,6 @@ _TUNING = ("AITER_BYPASS_TUNE_CONFIG", "AITER_ONLINE_TUNE", "AITER_CONFIG_FMOE",
 
 def _named(situation: Situation, *names: str) -> str:
     return ", ".join(f"{name}={value}" for name in names if (value := situation.set(name)) is not None)
-
-
-def _unknown_targets(situation: Situation) -> str:
-    return ", ".join(target for target in situation.targets if not _KNOWN_TARGETS.fullmatch(target))
 
 
 def _unknown_switches(situation: Situation) -> str:
@@ -95,7 +87,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "not-gfx950",
         _ERROR,
-        lambda s: s.has("vllm") and s.amd and s.fp4 and not s.mi355x and not _unknown_targets(s),
+        lambda s: s.has("vllm") and s.amd and s.fp4 and not s.mi355x and not s.unknown_targets,
         "these GPUs ({targets}) are not all gfx950: vLLM has no kernel for them that multiplies MXFP4 by MXFP4, "
         "dequantizes the weights in every step, and is slower than with bf16",
         "serve on MI350 or MI355X; or write the same numbers as bf16: mxq dequantize; dense weights vLLM dequantizes "
@@ -105,7 +97,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cuda-emulates-linears",
         _ERROR,
-        lambda s: s.nvidia and s.model is not None and s.model.form == "quark" and s.fp4_linears,
+        lambda s: (
+            s.nvidia and not s.unknown_targets and s.model is not None and s.model.form == "quark" and s.fp4_linears
+        ),
         "on NVIDIA GPUs vLLM {vllm} emulates MXFP4 linears in Quark's form: it dequantizes the weights in every step, "
         "and does not load them at all without amd-quark",
         "install vLLM 0.32, which runs them weight-only by Marlin; or convert with --format compressed-tensors",
@@ -116,10 +110,24 @@ RULES: tuple[Rule, ...] = (
         "cuda-emulates-experts",
         _ERROR,
         lambda s: s.before_blackwell and s.has("quark") and s.quark_experts and not s.weight_only,
-        "before Blackwell vLLM emulates MXFP4 experts whose activations are quantized too, and dequantizes all of them "
-        "in every step",
-        "for speed: --moe-backend marlin, which leaves activations as they are",
+        *vllm_facts.CUDA_EMULATES_EXPERTS,
         (f"{_ORACLE} _filter_by_activation",),
+        since={"vllm": "0.32"},
+    ),
+    Rule(
+        "cuda-experts-of-gpt-oss",
+        _ERROR,
+        lambda s: (
+            s.flashinfer
+            and s.quark_experts
+            and ((s.hopper and (s.weight_only or not s.has("quark"))) or (s.first_blackwell and s.weight_only))
+        ),
+        *vllm_facts.CUDA_EXPERTS_OF_GPT_OSS,
+        (
+            f"{_ORACLE} _get_priority_backends_for_gpt_oss",
+            f"{_ORACLE} convert_gpt_oss_weight_to_mxfp4_moe_kernel_format",
+            "vLLM 0.32.0 vllm/utils/flashinfer.py has_flashinfer",
+        ),
         since={"vllm": "0.32"},
     ),
     Rule(
@@ -132,9 +140,7 @@ RULES: tuple[Rule, ...] = (
             and not s.weight_only
             and (s.fp4_linears or not s.has("quark") or s.model.form != "quark")
         ),
-        "before Blackwell vLLM runs MXFP4 by Marlin's kernels, which leave activations as they are: what is measured "
-        "is a weight-only quantization",
-        "to have activations quantized, decode with mxq eval, or on MI355X",
+        *vllm_facts.CUDA_IS_WEIGHT_ONLY,
         (f"{_KERNELS}/mxfp4/marlin.py can_implement", f"{_ORACLE} _warn_on_bf16_fallback"),
         since={"vllm": "0.32"},
     ),
@@ -145,10 +151,9 @@ RULES: tuple[Rule, ...] = (
             (s.cpu or (s.amd and s.has("vllm")))
             and s.model is not None
             and s.model.experts_quantized
-            and s.model.form == "compressed-tensors"
+            and s.model.form != "quark"
         ),
-        "vLLM takes Marlin's kernels for MXFP4 experts in the form of compressed-tensors, and they are for NVIDIA GPUs",
-        "convert with --format quark",
+        *vllm_facts.MARLIN_EXPERTS,
         (
             "vLLM 0.32.0 vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors_moe/"
             "compressed_tensors_moe_w4a4_mxfp4.py",
@@ -158,25 +163,22 @@ RULES: tuple[Rule, ...] = (
         "cpu-refuses-linears",
         _ERROR,
         lambda s: s.cpu and s.model is not None and s.fp4_linears,
-        "vLLM has no kernel for MXFP4 linears on processors and ends with `Failed to find a kernel that can implement "
-        "the MXFP4 linear layer`",
-        "write the same numbers as bf16: mxq dequantize",
+        *vllm_facts.CPU_LINEARS,
         (f"{_KERNELS}/__init__.py _POSSIBLE_MXFP4_KERNELS",),
     ),
     Rule(
         "cpu-experts-need-amx",
         _ERROR,
         lambda s: s.cpu and s.quark_experts and not s.amx,
-        "vLLM's kernel for MXFP4 experts on processors needs AMX, which this one has not",
-        "write the same numbers as bf16: mxq dequantize",
+        f"{vllm_facts.CPU_EXPERTS_NEED_AMX.text}, which this one has not",
+        vllm_facts.CPU_EXPERTS_NEED_AMX.do,
         ("vLLM 0.32.0 vllm/model_executor/layers/fused_moe/experts/cpu_moe.py CPUExpertsMxfp4",),
     ),
     Rule(
         "cpu-experts-are-weight-only",
         _WARNING,
         lambda s: s.cpu and s.quark_experts and s.amx and not s.weight_only,
-        "on processors vLLM runs MXFP4 experts with bf16 activations: what is measured is a weight-only quantization",
-        "to have activations quantized, decode with mxq eval, or on MI355X",
+        *vllm_facts.CPU_EXPERTS_ARE_WEIGHT_ONLY,
         (f"{_ORACLE} _warn_on_bf16_fallback",),
         since={"vllm": "0.32"},
     ),
@@ -191,8 +193,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "unknown-target",
         _WARNING,
-        _unknown_targets,
-        "the GPU target {what} is not one that these rules know: nothing that depends on it was judged",
+        lambda s: ", ".join(s.unknown_targets),
+        "the GPU target {what} is not one that these rules know: whether kernels for MXFP4 run on it was not judged",
         "see what the engine's log says was used: mxq doctor --server-log FILE",
         ("https://llvm.org/docs/AMDGPUUsage.html#processors", "https://developer.nvidia.com/cuda-gpus"),
     ),
@@ -290,9 +292,7 @@ RULES: tuple[Rule, ...] = (
         "weight-only-experts-emulated",
         _ERROR,
         lambda s: s.mi355x and s.quark_experts and s.weight_only and not s.aiter_experts,
-        "without AITER vLLM runs weight-only experts emulated, dequantizing all of them in every step; with it, "
-        "vLLM 0.32 mixes them up",
-        "quantize activations too (recipe mxfp4)",
+        *vllm_facts.WEIGHT_ONLY_EXPERTS,
         (_ORACLE, "vllm-project/vllm#52240"),
     ),
     Rule(
@@ -465,10 +465,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "weight-only-linears",
         _ERROR,
-        lambda s: s.mi355x and s.fp4_linears and s.weight_only,
-        "weight-only MXFP4 linears: vLLM has no kernel of AITER's for them, and dequantizes the weights in every step",
-        "quantize activations too (recipe mxfp4), or export VLLM_MXFP4_EMULATION_DEQUANT_AT_LOAD=1",
+        lambda s: s.mi355x and s.fp4_linears and s.weight_only_quark,
+        *vllm_facts.WEIGHT_ONLY_LINEARS,
         (f"{_KERNELS}/mxfp4/aiter.py can_implement", f"{_KERNELS}/mxfp4/emulation.py"),
+    ),
+    Rule(
+        "activations-quantized-anyway",
+        _WARNING,
+        lambda s: s.mi355x and s.fp4_linears and s.weight_only and not s.weight_only_quark,
+        *vllm_facts.ACTIVATIONS_ANYWAY,
+        (
+            "vLLM 0.32.0 vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py",
+            "vLLM 0.32.0 vllm/model_executor/layers/quantization/inc/schemes/inc_mxfp4_linear.py",
+        ),
     ),
     Rule(
         "emulation-needs-quark",
@@ -479,7 +488,7 @@ RULES: tuple[Rule, ...] = (
             and not s.has("quark")
             and s.model is not None
             and s.fp4_linears
-            and (not s.mi355x or s.weight_only or not s.has("aiter"))
+            and (not s.mi355x or s.weight_only_quark or not s.has("aiter"))
         ),
         "vLLM emulates MXFP4 linears with AMD Quark's kernels, and amd-quark is not installed: the model does not load",
         "pip install amd-quark",
@@ -578,9 +587,7 @@ RULES: tuple[Rule, ...] = (
         "prefix-caching",
         _WARNING,
         lambda s: s.has("vllm") and not s.cpu,
-        "with speculative decoding, prefix caching (on by default) has been reported to spoil answers of models with "
-        "gated DeltaNet, and to find nothing in its cache",
-        "with --speculative-config, give --no-enable-prefix-caching too",
+        *vllm_facts.PREFIX_CACHING,
         ("vllm-project/vllm#53912", "vllm-project/vllm#43559", "vllm-project/vllm#54360"),
     ),
     Rule(
@@ -595,9 +602,7 @@ RULES: tuple[Rule, ...] = (
         "mtp-text-only-mrope",
         _WARNING,
         lambda s: s.has("vllm") and s.model is not None and s.model.text_only and s.model.mrope,
-        "{model} is text-only and its rope_parameters have mrope_section or mrope_interleaved: vLLM 0.32 hangs or "
-        "crashes at the first request with MTP (seen on processors)",
-        "take the two keys out of config.json, which changes no token; or serve the multimodal layout",
+        *vllm_facts.MTP_MROPE,
         ("vLLM 0.32.0 vllm/v1/spec_decode/llm_base_proposer.py",),
     ),
     Rule(

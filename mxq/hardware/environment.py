@@ -51,8 +51,9 @@ PACKAGES = (
     "compressed-tensors",
     "safetensors",
     "flashinfer-python",
+    "flashinfer-cubin",
 )
-TOOLS = ("g++", "ninja")
+TOOLS = ("g++", "ninja", "nvcc")
 _FEATURES = ("amx_tile", "amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
 _VARIABLES = re.compile(
@@ -110,7 +111,7 @@ def collect(variables: Mapping[str, str] = os.environ) -> Environment:
         broken=_broken(packages),
         gpus=tuple(_amd() or _nvidia()),
         system=system | ({} if rocm is None else {"rocm": rocm}),
-        tools=tuple(tool for tool in TOOLS if shutil.which(tool)),
+        tools=tuple(tool for tool in TOOLS if shutil.which(tool, path=_tool_path(variables))),
         variables={
             name: "(hidden)" if _SECRET.search(name) else value
             for name, value in sorted(variables.items())
@@ -177,6 +178,12 @@ def _gpu(raw: Any) -> Gpu:
     if target is not None and not (isinstance(target, str) and _TARGET.fullmatch(target)):
         raise ValueError(f"the GPU target {target!r:.60} is none such as gfx950 or sm_90")
     return Gpu(_text(raw["name"], "gpus"), target)
+
+
+def _tool_path(variables: Mapping[str, str]) -> str:
+    """Return PATH, and behind it where nvcc is looked for if it is not on it."""
+    cuda = variables.get("CUDA_HOME") or variables.get("CUDA_PATH") or "/usr/local/cuda"
+    return os.pathsep.join([variables.get("PATH", os.defpath), f"{cuda}/bin"])
 
 
 def _version(distribution: str) -> str | None:

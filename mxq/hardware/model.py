@@ -4,8 +4,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from mxq.checkpoint.quantization import FORMS, claims_in_form
+from mxq.checkpoint.quantization import FORMS
 from mxq.models import qwen35
+from mxq.verify.claims import AutoRound, claims_of
+
+AUTOROUND = "auto-round"
+"""The form of MXFP4 that mxq does not write, and vLLM runs as it does compressed-tensors."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,8 @@ class ModelFacts:
         moe: it has routed experts.
         text_only: its architecture is the language model's alone.
         mrope: its rope parameters have mrope_section or mrope_interleaved.
-        form: the form of its MXFP4, one of ``mxq.checkpoint.quantization.FORMS``; None if it is not MXFP4.
+        form: the form of its MXFP4, one of ``mxq.checkpoint.quantization.FORMS`` or :data:`AUTOROUND`; None if it is
+            not MXFP4.
         weight_only: of MXFP4: activations stay as they are.
         experts_quantized: routed experts are MXFP4.
         shared_quantized: shared experts are.
@@ -54,7 +59,7 @@ class ModelFacts:
         for key, value in raw.items():
             if not (value is None and kinds[key] in (str | None, int | None)) and not _is(kinds[key], value):
                 raise ValueError(f"model.{key} is {value!r:.60}")
-        if raw.get("form") not in (None, *FORMS):
+        if raw.get("form") not in (None, *FORMS, AUTOROUND):
             raise ValueError(f"model.form is {raw['form']!r:.60}")
         return cls(**raw)
 
@@ -77,7 +82,7 @@ def facts_of(name: str, config: dict[str, Any], where: str) -> ModelFacts:
 
     Raises:
         UsageError: it is no Qwen3.5.
-        MxqError: its quantization_config is of Quark or compressed-tensors and not MXFP4.
+        MxqError: its quantization_config is of Quark, compressed-tensors or AutoRound and not MXFP4.
     """
     moe = qwen35.family(config, where) == "qwen3_5_moe"
     text = qwen35.text_config(config)
@@ -85,7 +90,7 @@ def facts_of(name: str, config: dict[str, Any], where: str) -> ModelFacts:
     rope = text.get("rope_parameters")
     raw = config.get("quantization_config")
     method = raw.get("quant_method") if isinstance(raw, dict) else None
-    claims = claims_in_form(config, where) if method in FORMS else None
+    claims = claims_of(config, where) if method in (*FORMS, AUTOROUND) else None
     prefix = "model." if text_only else "model.language_model."
 
     def quantized(*modules: str) -> bool:
@@ -99,7 +104,7 @@ def facts_of(name: str, config: dict[str, Any], where: str) -> ModelFacts:
         moe=moe,
         text_only=text_only,
         mrope=isinstance(rope, dict) and bool({"mrope_section", "mrope_interleaved"} & rope.keys()),
-        form=None if claims is None else claims.form,
+        form=AUTOROUND if isinstance(claims, AutoRound) else method if claims is not None else None,
         weight_only=claims is not None and claims.weight_only,
         experts_quantized=moe and quantized("0.mlp.experts.0.down_proj"),
         shared_quantized=moe and quantized("0.mlp.shared_expert.down_proj"),

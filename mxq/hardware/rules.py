@@ -1,5 +1,6 @@
 """What a rule of ``mxq doctor`` is, and which of them an environment breaks. The rules are in ``catalogue.py``."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,6 +9,10 @@ from packaging.version import InvalidVersion, Version
 
 from mxq.hardware.environment import VLLM, Environment, flavour
 from mxq.hardware.model import ModelFacts
+
+_KNOWN_TARGETS = re.compile(
+    r"gfx(90[0-9a]|94[0-2]|950|10[0-3]\d|11[05]\d|120[01])|sm_(5[023]|6[0-2]|7[025]|8[06-9]|90|10[013]|110|12[01])"
+)
 
 
 class Severity(StrEnum):
@@ -64,6 +69,7 @@ class Situation:
         self.environment = environment
         self.model: ModelFacts | None = environment.model
         self.targets = tuple(dict.fromkeys(gpu.target for gpu in environment.gpus if gpu.target is not None))
+        self.unknown_targets = tuple(target for target in self.targets if not _KNOWN_TARGETS.fullmatch(target))
 
     def version(self, package: str) -> Version | None:
         """Return the version of a package; None if it is not installed, or of no version that can be compared."""
@@ -109,8 +115,28 @@ class Situation:
 
     @property
     def before_blackwell(self) -> bool:
-        """There are GPUs of NVIDIA's, and none that multiplies FP4 itself."""
-        return self.nvidia and all(int(target[3:]) < 100 for target in self.targets if target.startswith("sm_"))
+        """There are GPUs of NVIDIA's, all are known, and none multiplies FP4 itself."""
+        return (
+            self.nvidia
+            and not self.unknown_targets
+            and all(int(target[3:]) < 100 for target in self.targets if target.startswith("sm_"))
+        )
+
+    @property
+    def hopper(self) -> bool:
+        """All GPUs are sm_90."""
+        return self.targets == ("sm_90",)
+
+    @property
+    def first_blackwell(self) -> bool:
+        """All GPUs are of the family of sm_100."""
+        return bool(self.targets) and {*self.targets} <= {"sm_100", "sm_101", "sm_103"}
+
+    @property
+    def flashinfer(self) -> bool:
+        """FlashInfer has its kernels or can compile them (vllm/utils/flashinfer.py has_flashinfer)."""
+        compiles = {"nvcc", "ninja"} <= set(self.environment.tools)
+        return self.has("flashinfer-python") and (self.has("flashinfer-cubin") or compiles)
 
     @property
     def cpu(self) -> bool:
@@ -147,6 +173,11 @@ class Situation:
     def weight_only(self) -> bool:
         """A model is given, is MXFP4, and leaves activations as they are."""
         return self.model is not None and self.model.form is not None and self.model.weight_only
+
+    @property
+    def weight_only_quark(self) -> bool:
+        """The same in Quark's form; vLLM asks no other form whether activations are to be quantized."""
+        return self.weight_only and self.model is not None and self.model.form == "quark"
 
     @property
     def fp4_linears(self) -> bool:
