@@ -1,0 +1,257 @@
+"""Requests to a vLLM server: one at a time or many at once, in one process, streamed.
+
+HTTP is aiohttp's, as in ``vllm bench serve``: its parser is compiled, and a piece of a stream costs less than half of
+what it does with httpx, which huggingface_hub brings. A client that shares its processors with the server is part of
+what it measures.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mxq.engines.answers import Answer, Assembly, Events, quoted_text
+from mxq.engines.base import Sampling
+from mxq.engines.metrics import Counters, parse
+from mxq.engines.process import ServerError
+from mxq.errors import UsageError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+Messages = Sequence[dict[str, str]]
+"""A chat, as ``[{"role": "user", "content": "..."}]``."""
+
+_MOST_BODY = 1 << 25
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long to wait for a connection, for the next piece of an answer, and for a whole answer, in seconds."""
+
+    connect_s: float = 10.0
+    silence_s: float = 300.0
+    answer_s: float = 3600.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server that answers.
+
+    Attributes:
+        base_url: without ``/v1``, as ``http://127.0.0.1:8000``.
+        model: the name that it serves the model under.
+        version: vLLM's; None if it does not say.
+        key: sent with every request.
+        local: started here: no proxy is in between.
+        check: raises ServerError if it is gone; None if that cannot be known.
+    """
+
+    base_url: str
+    model: str
+    version: str | None = None
+    key: str | None = None
+    local: bool = False
+    check: Callable[[], None] | None = None
+
+
+def root_of(base_url: str) -> str:
+    """Return a base URL without the ``/v1`` that clients of OpenAI's interface have at its end."""
+    root = base_url.rstrip("/").removesuffix("/v1")
+    if not root.startswith(("http://", "https://")):
+        raise UsageError(f"{base_url!r} is no address of a server", "write it as http://HOST:PORT")
+    return root
+
+
+class Client:
+    """Sends requests to an :class:`Endpoint`; see :func:`connected`."""
+
+    def __init__(self, endpoint: Endpoint, http: "aiohttp.ClientSession", timeouts: Timeouts) -> None:
+        self.endpoint = endpoint
+        self._http, self._timeouts = http, timeouts
+
+    async def complete(
+        self, prompt: Sequence[int] | str | Messages, *, max_tokens: int, sampling: Sampling, seed: int = 0, **more: Any
+    ) -> Answer:
+        """Send one request and return its answer.
+
+        Args:
+            prompt: token ids or text to continue, or the messages of a chat, to which the server's template is applied.
+            max_tokens: the most tokens to generate.
+            sampling: how; what it does not say is neutral, whatever the model's generation_config.json has.
+            seed: of this request.
+            more: further fields of the request, such as ``chat_template_kwargs``.
+
+        Raises:
+            ServerError: there is no whole answer.
+        """
+        chat = not isinstance(prompt, str) and any(isinstance(part, dict) for part in prompt)
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        body = {
+            "model": self.endpoint.model,
+            "messages" if chat else "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "top_p": 1.0 if sampling.greedy else sampling.top_p,
+            "top_k": 0 if sampling.greedy else sampling.top_k,
+            **_NEUTRAL,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            **more,
+        }
+        assembly, events = Assembly(max_tokens), Events()
+        begin = time.perf_counter()
+        async with self._failing(assembly):
+            async with self._http.post(f"{self.endpoint.base_url}{path}", json=body, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise self._refused(response.status, await _body(response))
+                async for piece in response.content.iter_any():
+                    now = time.perf_counter() - begin
+                    for event in events.feed(piece):
+                        assembly.add(event, now)
+            events.end()
+        return assembly.answer(time.perf_counter() - begin)
+
+    async def counters(self) -> Counters:
+        """Return what the server has counted; raises ServerError if it has no such counts."""
+        return parse((await self._get("/metrics")).decode(errors="replace"), self.endpoint.model)
+
+    async def healthy(self) -> bool:
+        """Whether the server says that it is ready for requests; one that does not answer is not."""
+        import aiohttp
+
+        try:
+            async with self._http.get(f"{self.endpoint.base_url}/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def get_json(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at a path; raises ServerError."""
+        body = await self._get(path)
+        try:
+            made = json.loads(body)
+        except (ValueError, RecursionError):
+            made = None
+        if not isinstance(made, dict):
+            raise ServerError(f"{self.endpoint.base_url}{path} answers no JSON object", _IS_IT)
+        return made
+
+    async def _get(self, path: str) -> bytes:
+        async with (
+            self._failing(),
+            self._http.get(f"{self.endpoint.base_url}{path}", allow_redirects=False) as response,
+        ):
+            body = await _body(response)
+            if response.status != 200:
+                raise self._refused(response.status, body, path)
+            return body
+        raise AssertionError
+
+    @asynccontextmanager
+    async def _failing(self, assembly: Assembly | None = None) -> AsyncIterator[None]:
+        """Say in a line what is wrong with the connection, or with the server behind it."""
+        import aiohttp
+
+        url, times = self.endpoint.base_url, self._timeouts
+        try:
+            async with asyncio.timeout(times.answer_s):
+                yield
+        except aiohttp.ServerTimeoutError as error:
+            await self._look(1)
+            connecting = isinstance(error, aiohttp.ConnectionTimeoutError)
+            what = (
+                f"takes no connection for {times.connect_s:g} s"
+                if connecting
+                else f"says nothing for {times.silence_s:g} s"
+            )
+            raise ServerError(f"{url} {what}{_after(assembly)}", lost=True) from None
+        except TimeoutError:
+            what = f"has not finished an answer after {times.answer_s:g} s"
+            raise ServerError(f"{url} {what}{_after(assembly)}", lost=True) from None
+        except aiohttp.InvalidURL:
+            raise ServerError(f"{url} is no URL", _IS_IT) from None
+        except aiohttp.ClientConnectorError as error:
+            await self._look()
+            raise ServerError(f"nothing answers at {url} ({quoted_text(str(error))})", _IS_IT, lost=True) from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            await self._look()
+            reason = quoted_text(str(error)) or type(error).__name__
+            raise ServerError(f"{url} broke off{_after(assembly)} ({reason})", lost=True) from None
+        except ServerError as error:
+            if error.lost or (error.status or 0) >= 500:
+                await self._look()  # it may be what a server says that ends
+            raise
+
+    async def _look(self, looks: int = 10) -> None:
+        """Raise the better error if the server is gone; a broken connection is seen a moment before its end."""
+        if (check := self.endpoint.check) is None:
+            return
+        for _ in range(looks):
+            check()
+            await asyncio.sleep(_LOOK_S)
+
+    def _refused(self, status: int, body: bytes, path: str = "") -> ServerError:
+        said = _message(body)
+        what = f"{self.endpoint.base_url}{path} answers {status}" + (f": {said}" if said else "")
+        if status in (401, 403):
+            return ServerError(what, "put the key that it was started with into VLLM_API_KEY", status=status)
+        if status == 429:
+            return ServerError(what, "it has too much to do: send fewer requests at once", status=status)
+        return ServerError(what, status=status)
+
+
+_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_IS_IT = "is it the address of a vLLM server?"
+_LOOK_S = 0.1
+_IDLE_S = 2.0
+"""vLLM closes connections that are idle for 5 s; one that it closes as a request is sent would fail that request."""
+
+
+@asynccontextmanager
+async def connected(endpoint: Endpoint, timeouts: Timeouts | None = None) -> AsyncIterator[Client]:
+    """Open a client; any number of requests can be under way at once."""
+    import aiohttp
+
+    times = timeouts or Timeouts()
+    if endpoint.key and not (endpoint.key.isascii() and endpoint.key.isprintable()):
+        raise UsageError(f"the key for {endpoint.base_url} has signs that no header may have", "is it the key itself?")
+    key = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    async with aiohttp.ClientSession(
+        headers={"Accept-Encoding": "identity", **key},
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=times.connect_s, sock_read=times.silence_s),
+        trust_env=not endpoint.local,
+    ) as http:
+        yield Client(endpoint, http, times)
+
+
+async def _body(response: "aiohttp.ClientResponse") -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MOST_BODY:
+            raise ServerError(f"{response.url} answers more than {_MOST_BODY >> 20} MiB")
+    return bytes(body)
+
+
+def _message(body: bytes) -> str:
+    """Return what an error's body says: OpenAI's form, or any text."""
+    text = body.decode(errors="replace")
+    try:
+        made = json.loads(text)
+    except (ValueError, RecursionError):
+        return quoted_text(text)
+    error = made.get("error", made) if isinstance(made, dict) else made
+    return quoted_text(str(error.get("message", error) if isinstance(error, dict) else error))
+
+
+def _after(assembly: Assembly | None) -> str:
+    if assembly is None:
+        return ""
+    return f", after {len(assembly.ids) if assembly.with_ids else len(assembly.arrivals)} tokens of an answer"
