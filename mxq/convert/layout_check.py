@@ -138,16 +138,14 @@ def _findings(
     tensors: Checkpoint, names: dict[str, str], operand: Operand, source: Checkpoint, kernel: Kernel | None, ours: bool
 ) -> list[Finding]:
     """Compare the tensors ``names`` of one operand with the source, matrix by matrix; ``ours`` are of an export."""
-    count = operand.sizes[0] if len(operand.sizes) == 3 else 1
-    stored = {tensor: read_array(tensors, name).reshape(-1) for tensor, name in names.items()}
     found: dict[str, dict[str, Padding] | None] = dict.fromkeys(names)
     possible = dict.fromkeys(names, True)
-    for e in range(count):
+    for e in range(operand.count):
         plain = operand.read_one(source, e)
-        for tensor, array in stored.items():
-            size, rest = divmod(array.size, count)
-            own = array[e * size : (e + 1) * size]
-            possible[tensor] = possible[tensor] and not rest and may_hold(own, plain[tensor])
+        for tensor, name in names.items():
+            whole = tensors.info(name).nbytes % operand.count == 0
+            own = read_array(tensors, name, e, operand.count)
+            possible[tensor] = possible[tensor] and whole and may_hold(own, plain[tensor])
             before = found[tensor]
             if not possible[tensor]:
                 found[tensor] = {}

@@ -19,7 +19,7 @@ from mxq.convert.plan import DEFAULT_SHARD_SIZE
 from mxq.errors import MxqError, UsageError
 from mxq.files import versions, write_json
 from mxq.formats.rules import NAN_BYTE
-from mxq.layouts.kernels import PADDING, Kernel
+from mxq.layouts.kernels import PADDING, Arrays, Kernel
 from mxq.progress import progress
 
 DESCRIPTION = "mxq_layout.json"
@@ -87,20 +87,26 @@ def run(plan: Plan, out: Path, spec: str) -> None:
             with ShardWriter(work, shard) as writer:
                 for _ in shard.groups:
                     one = next(waiting)  # of one type all, so that groups are in the order of the operands
-                    plain = one.read(plan.source)
-                    if any((array == NAN_BYTE).any() for name, array in plain.items() if name.endswith("_scale")):
-                        raise MxqError(
-                            f"{plan.source.path}: {one.name} holds scales that mean NaN",
-                            "the source of the checkpoint held NaN or infinity: look there",
-                        )
-                    for name, array in plan.kernel.stored(plain).items():
-                        writer.write(f"{one.name}.{name}", 0, array.data.cast("B"))
-                        advance(array.size)
+                    for e in range(one.count):
+                        for name, array in plan.kernel.stored(_plain(plan, one, e)).items():
+                            writer.write(f"{one.name}.{name}", e * array.size, array.data.cast("B"))
+                            advance(array.size)
                     writer.hash()
             files[shard.file] = writer.checksum
         if (content := index(plan.shards)) is not None:
             write_json(work / INDEX, content)
         write_json(work / DESCRIPTION, _description(plan, spec, files))
+
+
+def _plain(plan: Plan, operand: Operand, e: int) -> Arrays:
+    """Return the plain matrices of expert ``e``, of a batch of one; or those of a dense module."""
+    plain = operand.read_one(plan.source, e)
+    if any((array == NAN_BYTE).any() for name, array in plain.items() if name.endswith("_scale")):
+        raise MxqError(
+            f"{plan.source.path}: {operand.name} holds scales that mean NaN",
+            "the source of the checkpoint held NaN or infinity: look there",
+        )
+    return {name: array[None] for name, array in plain.items()} if plan.kernel.is_moe else plain
 
 
 def _description(plan: Plan, spec: str, files: dict[str, dict[str, Any]]) -> dict[str, Any]:

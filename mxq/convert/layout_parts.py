@@ -75,6 +75,11 @@ class Operand:
     part: split.Part | None = None
 
     @property
+    def count(self) -> int:
+        """How many matrices each of its tensors has: experts, or 1."""
+        return self.sizes[0] if len(self.sizes) == 3 else 1
+
+    @property
     def shapes(self) -> Shapes:
         """The shapes of the plain operands."""
         return linear_shapes(*self.sizes) if len(self.sizes) == 2 else experts_shapes(*self.sizes)

@@ -18,7 +18,7 @@ from mxq.convert.layout_parts import Rank
 from mxq.convert.plan import DEFAULT_SHARD_SIZE
 from mxq.errors import MismatchError, MxqError, UsageError
 from mxq.files import write_json
-from mxq.layouts.kernels import KERNELS, Arrays, Kernel
+from mxq.layouts.kernels import KERNELS, Kernel
 from mxq.layouts.permutation import Bytes
 from mxq.progress import progress
 
@@ -148,11 +148,11 @@ def undo(export: Export, out: Path, max_shard_size: int = DEFAULT_SHARD_SIZE) ->
     return sum(map(len, groups)) // 2
 
 
-def read_array(tensors: Checkpoint, name: str) -> Bytes:
-    """Read a tensor of bytes."""
-    info = tensors.info(name)
-    out = np.empty(info.shape, np.uint8)
-    tensors.read_into(name, 0, out.data.cast("B"))
+def read_array(tensors: Checkpoint, name: str, e: int = 0, count: int = 1) -> Bytes:
+    """Read the bytes of a tensor, or those of part ``e`` of ``count`` of it, in a row."""
+    size = tensors.info(name).nbytes // count
+    out = np.empty(size, np.uint8)
+    tensors.read_into(name, e * size, out.data)
     return out
 
 
@@ -173,22 +173,26 @@ def _pair(module: str, n: int, k: int) -> list[TensorSpec]:
 
 
 def _matrices(export: Export, name: str) -> Iterator[Bytes]:
-    sizes = export.sizes[name]
-    stored: Arrays = {tensor: read_array(export.tensors, f"{name}.{tensor}") for tensor in export.kernel.orders}
-    try:
-        plain = export.kernel.plain(stored, sizes)
-    except ValueError as error:
-        raise MxqError(f"{export.tensors.path}: {name}: {error}", _AGAIN) from None
-    if len(sizes) == 2:
-        yield from plain.values()
-        return
-    e, _, i = sizes
-    for expert in range(e):
+    kernel, sizes = export.kernel, export.sizes[name]
+    count, one = (sizes[0], (1, *sizes[1:])) if kernel.is_moe else (1, sizes)
+    for e in range(count):
+        stored = {
+            tensor: read_array(export.tensors, f"{name}.{tensor}", e, count).reshape(shape)
+            for tensor, shape in kernel.shapes(one).items()
+        }
+        try:
+            plain = kernel.plain(stored, one)
+        except ValueError as error:
+            raise MxqError(f"{export.tensors.path}: {name}: {error}", _AGAIN) from None
+        if not kernel.is_moe:
+            yield from plain.values()
+            return
+        i = sizes[2]
         for rows in (slice(0, i), slice(i, 2 * i)):
-            yield plain["w13"][expert, rows]
-            yield plain["w13_scale"][expert, rows]
-        yield plain["w2"][expert]
-        yield plain["w2_scale"][expert]
+            yield plain["w13"][0, rows]
+            yield plain["w13_scale"][0, rows]
+        yield plain["w2"][0]
+        yield plain["w2_scale"][0]
 
 
 def _natural(value: Any) -> int:
