@@ -206,7 +206,7 @@ def test_further_options_replace_those_that_are_there() -> None:
     )
     assert words[-6:] == ["--gpu-memory-utilization", "0.5", "--max-model-len", "4096", "--enforce-eager", "--seed=-1"]
     assert env == {"HF_HUB_OFFLINE": "1", "NAME": "a b"}
-    words, _, _ = printed(*h200, "--base", "defaults", "--tensor-parallel-size", 2)
+    words, _, _ = printed(*h200, "--base", "defaults", "--tp", 2)
     assert words[3:] == ["--host", "127.0.0.1", "--port", "8000", "--tensor-parallel-size", "2"]
     cpu = ("testbed:dense", "--hardware", "cpu", argument, "enable-prefix-caching", "--env", "VLLM_CPU_KVCACHE_SPACE=1")
     words, env, _ = printed(*cpu)

@@ -206,6 +206,8 @@ WEIGHTS = [logged(f"Loading weights took {seconds} seconds") for seconds in ("31
         ([engine(DFLASH), WEIGHTS[0], READY], False),
         ([engine(DFLASH), WEIGHTS[0], WEIGHTS[1].replace("TP0 pid=7", "TP1 pid=8"), READY], False),
         ([engine(DFLASH), LOADING, logged("ValueError: DFlash drafter expects 384", level="ERROR")], False),
+        ([engine(DFLASH), logged("AssertionError", level="ERROR")], False),
+        ([engine(DFLASH), WEIGHTS[0]], None),  # the log ends before
         ([engine("SpeculativeConfig(method='ngram', model=None, num_spec_tokens=3)"), READY], None),
         ([logged("non-default args: {'speculative_config': {'method': 'mtp'}}"), engine(), READY], False),
     ],

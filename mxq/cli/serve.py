@@ -54,12 +54,14 @@ Examples:
     help=f"Draft tokens per verify pass.  [default: {_BUDGET}]",
 )
 @click.option(
+    "--tp",
     "--tensor-parallel-size",
+    "tensor_parallel_size",
     type=click.IntRange(min=1),
     metavar="N",
     default=1,
     show_default=True,
-    help="GPUs that share the model.",
+    help="GPUs that share the model; for MI355X, `mxq plan --tp` says how well.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")

@@ -158,7 +158,7 @@ _OWN = {
     "model": "give it as MODEL",
     "host": "use --host",
     "port": "use --port",
-    "tensor-parallel-size": "use --tensor-parallel-size",
+    "tensor-parallel-size": "use --tp",
     "speculative-config": "use --spec, --draft and --budget",
 }
 _NAME = re.compile(r"[a-z][a-z0-9.-]*")

@@ -146,7 +146,7 @@ def _check_drafter(config: DFlashConfig, where: str, hardware: str, budget: int,
         raise UsageError(
             f"{where}: {heads} attention heads and {pairs} of keys and values cannot be shared by "
             f"{tensor_parallel_size} GPUs",
-            "give another --tensor-parallel-size",
+            "give another --tp",
         )
 
 

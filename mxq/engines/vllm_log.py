@@ -149,7 +149,7 @@ LINES: tuple[Line, ...] = (
         "remarks", r"GDN prefill backend '\w+' (?:was requested but|is selected but)", "…/gdn/qwen_gdn_linear_attn.py"
     ),
     _line("remarks", r"Falling back to the Triton GDN spec decode path: ", "…/gdn/qwen_gdn_linear_attn.py"),
-    _both("failures", r"((?:\w+\.)*\w*(?:Error|Exception): .+)", "tracebacks of workers and the engine"),
+    _both("failures", r"((?:\w+\.)*\w*(?:Error|Exception)(?:: .+|$))", "tracebacks of workers and the engine"),
     _line("failures", r"(Failed to find a kernel that can implement .+)", f"{_LINEAR}/__init__.py"),
     _line("failures", r"(Mxfp4 MoE backend '\w+' does not support .+)", f"{_MOE}/oracle/mxfp4.py"),
     _line("died", r"EngineCore encountered a fatal error\.$", "v1/engine/core.py"),
@@ -228,7 +228,8 @@ class LogFacts:
 
     @property
     def drafter_loaded(self) -> bool | None:
-        """Whether drafts come from a drafter; None where none was asked for, or none is needed (ngram, suffix).
+        """Whether drafts come from a drafter; None where none was asked for, none is needed (ngram, suffix), or the log
+        ends before it could be said.
 
         vLLM's V2 runner does not say that it loads one; it loads weights a second time.
         """
@@ -239,6 +240,8 @@ class LogFacts:
         if self.acceptance is not None:
             return True
         loading = self.method is not None and (self.drafter_loading or self.weights_loaded > 1)
+        if not (loading or self.ready or self.failures or self.died):
+            return None
         return loading and (self.ready or not self.failures)
 
 
