@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from mxq import testbed
 from mxq.cli import main
 from mxq.layouts.aiter import gu16_row, pairs_row, swz_address, tile16_address
-from mxq.layouts.operands import Experts
+from mxq.layouts.operands import Experts, Linear, dense_asm
 from mxq.layouts.reader import PLAIN, SEPARATED, fused_moe
 
 BLOCK = "model.language_model.layers.2.mlp.experts"
@@ -290,6 +290,45 @@ def test_the_description_says_what_it_is(converted_moe: Path, exported: Path) ->
     assert entry["tensors"] == {n: [*read_all(exported)[f"{BLOCK}.{n}"].shape] for n in entry["tensors"]}
     for name, file in said["files"].items():
         assert file["sha256"] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
+
+
+def test_what_vllm_has_is_known_by_its_names(
+    converted_moe: Path, exported: Path, converted_dense: Path, tmp_path: Path
+) -> None:
+    """The names are those of tests/data/vllm_split.json, behind what the multimodal class puts in front."""
+    file = tmp_path / "dumped.safetensors"
+
+    def orders(source: Path, tensors: Tensors, *more: object, code: int = 0) -> list[tuple[str, list[str]]]:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+        rows = json.loads(mxq("check", file, "--against", source, "--json", *more, code=code).stdout)
+        return sorted((row["tensor"], row["orders"]) for row in rows)
+
+    experts = f"language_model.{BLOCK.replace('language_model.', '')}.routed_experts"
+    dumped = {
+        f"{experts}.{theirs}": read_all(exported)[f"{BLOCK}.{ours}"]
+        for theirs, ours in (("w13_weight", "w13"), ("w2_weight", "w2"), ("w2_weight_scale", "w2_scale"))
+    }
+    assert orders(converted_moe, dumped, "--tp", 4, "--rank", 1) == [
+        (f"{experts}.w13_weight", ["TILE16"]),
+        (f"{experts}.w2_weight", ["TILE16"]),
+        (f"{experts}.w2_weight_scale", ["SWZ"]),
+    ]
+    source, attention = read_all(converted_dense), "layers.3.self_attn"
+    merged = {}
+    for suffix in ("weight", "weight_scale"):
+        halves = [source[f"model.language_model.{attention}.{letter}_proj.{suffix}"].chunk(2)[1] for letter in "qkv"]
+        merged[suffix] = torch.cat(halves)
+    shuffled = dense_asm(Linear(merged["weight"], merged["weight_scale"]))
+    name = f"language_model.model.{attention}.qkv_proj"
+    of = ("--tp", 2, "--rank", 1)
+    for weight, scale, order in (
+        (shuffled.weight, shuffled.scale, ["TILE16", "SWZ"]),
+        (merged["weight"], merged["weight_scale"].T, ["plain", "transposed"]),  # vLLM's default
+    ):
+        found = orders(converted_dense, {f"{name}.weight": weight, f"{name}.weight_scale": scale}, *of)
+        assert found == [(f"{name}.weight", order[:1]), (f"{name}.weight_scale", order[1:])]
+    swapped = torch.cat([*merged["weight"].split(len(merged["weight"]) // 2)][::-1])
+    assert orders(converted_dense, {f"{name}.weight": swapped}, *of, code=3) == [(f"{name}.weight", [])]
 
 
 def klane_inner(codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:

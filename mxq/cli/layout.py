@@ -140,7 +140,8 @@ def check(
     """Tell in which order the bytes of every tensor are, by comparing them with the source.
 
     A DIRECTORY is what `mxq layout export` wrote, and must be as its description says. A FILE is any safetensors
-    file of operands with the names of `mxq layout export` or of vLLM's parameters.
+    file of operands with the names of `mxq layout export` or of vLLM's parameters, which may be merged of several
+    modules; save codes as bytes: parameter.data.view(torch.uint8).
 
     What padding holds is said: 0 in codes (anything else is wrong), 1 in scales as vLLM leaves them, and whatever
     memory held in columns behind those that a kernel reads. Which columns those are, and so a NaN among scales that are

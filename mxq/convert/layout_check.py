@@ -11,8 +11,9 @@ from typing import Any
 
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.identity import fingerprint
+from mxq.convert import layout_dump
 from mxq.convert.layout_export import DESCRIPTION, where
-from mxq.convert.layout_parts import Operand, Rank, operands
+from mxq.convert.layout_parts import Operand, Rank
 from mxq.convert.layout_undo import open_export, open_tensors, read_array
 from mxq.convert.packed import open_packed
 from mxq.errors import MismatchError, MxqError, UsageError
@@ -20,13 +21,6 @@ from mxq.formats.rules import NAN_BYTE
 from mxq.layouts.kernels import LINEAR, PADDING, Kernel, Padding, experts_shapes, may_hold, orders_of
 from mxq.progress import note, progress
 
-_NAMES = {
-    "w13_weight_scale": "w13_scale",
-    "w2_weight_scale": "w2_scale",
-    "w13_weight": "w13",
-    "w2_weight": "w2",
-}
-"""vLLM's names for the experts' parameters, and ours."""
 _BYTES = ("U8", "I8", "F8_E8M0")
 _UNKNOWN = "unknown: the source's bytes in an order that is none of these (AITER's unreleased klane-inner shuffles?)"
 _OTHER = "unknown: not the bytes of this part of the source (another rank, TP, EP or model?)"
@@ -80,7 +74,7 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
     said: dict[str, dict[str, Any]] = {}
     if path.is_dir():
         export = open_export(path)
-        said = export.where
+        said = {layout_dump.plain(name): spans for name, spans in export.where.items()}
         tensors, kernel, rank = export.tensors, kernel or export.kernel, rank or export.rank
         if export.fingerprint != fingerprint(checkpoint):
             raise MismatchError(
@@ -89,7 +83,7 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
             )
     else:
         tensors, rank = open_tensors(path.parent, [path]), rank or Rank()
-    found = [_split(name) for name in tensors.tensors]
+    found = [layout_dump.split(name) for name in tensors.tensors]
     known = [(name, *split) for name, split in zip(tensors.tensors, found, strict=True) if split is not None]
     if kernel is not None and any((tensor not in kernel.orders) for _, _, tensor in known):
         other = next(name for name, _, tensor in known if tensor not in kernel.orders)
@@ -111,9 +105,7 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
         )
     if others:
         note(f"note: {others} tensors that are no operands of a kernel are not compared")
-    parts: dict[str, Operand] = {}
-    for moe in (True, False):
-        parts |= {one.name: one for one in operands(checkpoint, moe, rank, by_operand.__contains__)}
+    parts = layout_dump.found(checkpoint, rank, by_operand)
     findings = []
     with progress("comparing", len(by_operand)) as advance:
         for operand, names in by_operand.items():
@@ -126,12 +118,6 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
             findings += _findings(tensors, names, parts[operand], checkpoint, kernel, path.is_dir())
             advance(1)
     return findings
-
-
-def _split(name: str) -> tuple[str, str] | None:
-    operand, _, tensor = name.rpartition(".")
-    tensor = _NAMES.get(tensor, tensor)
-    return (operand, tensor) if operand and tensor in (*_NAMES.values(), "weight", "weight_scale") else None
 
 
 def _findings(

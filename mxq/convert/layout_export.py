@@ -143,9 +143,10 @@ def _description(plan: Plan, spec: str, files: dict[str, dict[str, Any]]) -> dic
 
 def where(operand: Operand) -> dict[str, Any]:
     """Return what mxq_layout.json says of where in its source a dense module's part is; nothing of experts."""
-    if operand.part is None:
+    if not operand.parts:
         return {}
-    return {"rows": [list(rows) for rows in operand.part.rows], "columns": list(operand.part.columns)}
+    (part,) = operand.parts
+    return {"rows": [list(rows) for rows in part.rows], "columns": list(part.columns)}
 
 
 def entry(kernel: Kernel, name: str, before: tuple[int, ...], sizes: tuple[int, ...], of_ep: int) -> dict[str, Any]:

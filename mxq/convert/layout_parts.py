@@ -61,9 +61,9 @@ class Operand:
         before: (E, H, I) or (N, K) of the whole.
         sizes: the same of this GPU's part.
         experts: the first that it has, and the one behind its last; (0, 0) of a dense module.
-        source: the modules it is made of: gate, up and down of every expert, or one.
+        source: the modules it is made of: gate, up and down of every expert, or one, or those that an engine merges.
         rank: the GPU.
-        part: of a dense module, what it has.
+        parts: of a dense module, or of each of those, what it has.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Operand:
     experts: tuple[int, int]
     source: tuple[Module, ...]
     rank: Rank
-    part: split.Part | None = None
+    parts: tuple[split.Part, ...] = ()
 
     @property
     def count(self) -> int:
@@ -97,21 +97,20 @@ class Operand:
     def read_one(self, checkpoint: Checkpoint, e: int) -> Arrays:
         """Read the matrices of this GPU's expert ``e``, counted from its first; of a dense module, its only ones."""
         if len(self.sizes) == 2:
-            weight, scale = _whole(checkpoint, self.source[0])
-            assert self.part is not None
-            first, last = self.part.columns
-            return {
-                name: np.concatenate([x[start:stop, first // unit : last // unit] for start, stop in self.part.rows])
-                for name, x, unit in (("weight", weight, 2), ("weight_scale", scale, 32))
-            }
+            runs: dict[str, list[Bytes]] = {"weight": [], "weight_scale": []}
+            for module, part in zip(self.source, self.parts, strict=True):
+                first, last = part.columns
+                for name, x, unit in zip(runs, _whole(checkpoint, module), (2, 32), strict=True):
+                    runs[name] += [x[start:stop, first // unit : last // unit] for start, stop in part.rows]
+            return {name: np.concatenate(matrices) for name, matrices in runs.items()}
         at = 3 * (self.experts[0] + e)
         (gate, gate_scale), (up, up_scale), (down, down_scale) = (
             _whole(checkpoint, module) for module in self.source[at : at + 3]
         )
         w13, w13_scale = np.concatenate([gate, up])[None], np.concatenate([gate_scale, up_scale])[None]
         one = Experts(w13, w13_scale, down[None], down_scale[None])
-        part = part_of_experts(one, tp=self.rank.tp, tp_rank=self.rank.of_tp)
-        return {name: getattr(part, name)[0] for name in self.shapes}
+        own = part_of_experts(one, tp=self.rank.tp, tp_rank=self.rank.of_tp)
+        return {name: getattr(own, name)[0] for name in self.shapes}
 
 
 def operands(checkpoint: Checkpoint, is_moe: bool, rank: Rank, wanted: Callable[[str], bool]) -> list[Operand]:
@@ -186,7 +185,7 @@ def _experts(checkpoint: Checkpoint, block: str, found: dict[int, dict[str, Modu
 def _dense(checkpoint: Checkpoint, name: str, module: Module, rank: Rank) -> Operand:
     whole = _sizes(checkpoint, module)
     part = split.part(name, *whole, qwen35.text_config(checkpoint.config), rank.tp, rank.of_tp)
-    return Operand(name, whole, part.sizes, (0, 0), (module,), rank, part)
+    return Operand(name, whole, part.sizes, (0, 0), (module,), rank, (part,))
 
 
 def _sizes(checkpoint: Checkpoint, module: Module) -> tuple[int, int]:

@@ -21,7 +21,12 @@ EXPERTS = ("w13", "w13_scale", "w2", "w2_scale")
 LINEAR = ("weight", "weight_scale")
 
 _ROWS: dict[str, Callable[[Bytes], Bytes]] = {"": lambda x: x, "GU16": ungu16, "pairs": unpairs}
-_BYTES: dict[str, Callable[[Bytes], Bytes]] = {"": lambda x: x, "TILE16": untile16, "SWZ": unswz}
+_BYTES: dict[str, Callable[[Bytes], Bytes]] = {
+    "": lambda x: x,
+    "TILE16": untile16,
+    "SWZ": unswz,
+    "transposed": lambda x: x.reshape(x.shape[::-1]).T,  # vLLM's scales of dense layers for Triton's gemm_afp4wfp4
+}
 _PLAIN = "plain"
 
 
@@ -219,7 +224,7 @@ def orders_of(
         By the order, what padding holds.
     """
     gate_up, scale = tensor.startswith("w13"), tensor.endswith("_scale")
-    orders = ["", "SWZ" if scale else "TILE16"]
+    orders = ["", "SWZ" if scale else "TILE16", *(["transposed"] if tensor == "weight_scale" else [])]
     found: dict[str, Padding] = {}
     for shape in set(_padded(stored.size, plain.shape, gate_up, scale, tensor in EXPERTS)):
         for order in orders:
