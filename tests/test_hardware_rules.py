@@ -153,7 +153,12 @@ CASES: dict[str, list[tuple[Environment, Environment]]] = {
     ],
     "aiter-weight-only-experts": [
         (on(MI355X, WEIGHT_ONLY), on(MI355X, MOE)),
-        (on(MI355X, WEIGHT_ONLY), on(MI355X, WEIGHT_ONLY, VLLM_ROCM_USE_AITER_MOE="0")),
+        (on(MI355X, WEIGHT_ONLY, VLLM_ROCM_USE_AITER_MOE="0"), on(MI355X, WEIGHT_ONLY, **OFF)),
+    ],
+    "aiter-triton-experts": [
+        (on(MI355X, MOE, amd_quark=None, VLLM_ROCM_USE_AITER_MOE="0"), on(MI355X, MOE, amd_quark=None)),
+        (on(MI300X, WEIGHT_ONLY), on(MI300X, WEIGHT_ONLY, **OFF)),
+        (on(MI300X, MOE, amd_quark=None), on(MI300X, MOE)),
     ],
     "weight-only-experts-emulated": [(on(MI355X, WEIGHT_ONLY, **OFF), on(MI355X, WEIGHT_ONLY))],
     "aiter-no-gate-mode": [
@@ -219,6 +224,8 @@ CASES: dict[str, list[tuple[Environment, Environment]]] = {
     "emulation-needs-quark": [
         (on(MI300X, DENSE, amd_quark=None), on(MI300X, DENSE)),
         (on(MI355X, of(DENSE, weight_only=True), amd_quark=None), on(MI355X, DENSE, amd_quark=None)),
+        (on(MI355X, MOE, amd_quark=None, **OFF), on(MI355X, MOE, amd_quark=None)),
+        (on(MI355X, WEIGHT_ONLY, amd_quark=None, **OFF), on(MI355X, WEIGHT_ONLY, **OFF)),
     ],
     "linear-switch-is-not-for-fp4": [(on(MI355X, VLLM_ROCM_USE_AITER_LINEAR="0"), MI355X)],
     "asm-without-aiter": [(on(MI355X, **ASM, **OFF), on(MI355X, **ASM))],
@@ -291,10 +298,11 @@ def test_a_right_mi355x_has_nothing_wrong() -> None:
 
 
 def test_no_rule_forbids_what_another_advises() -> None:
-    """Weight-only experts: with AITER they are wrong, without it slow; and nothing tells to turn it on."""
+    """Weight-only experts: with AITER they are wrong, by any of its kernels, without it slow; nothing turns it on."""
     for variables in (OFF, {"VLLM_ROCM_USE_AITER_MOE": "0"}, {}):
         errors = [finding.id for finding in doctor.examine(on(MI355X, WEIGHT_ONLY, **variables))]
-        assert errors[0] == ("weight-only-experts-emulated" if variables else "aiter-weight-only-experts")
+        emulated = variables is OFF
+        assert errors[0] == ("weight-only-experts-emulated" if emulated else "aiter-weight-only-experts")
         assert not {"aiter-off", "aiter-moe-off"} & set(errors)
 
 

@@ -276,11 +276,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "aiter-weight-only-experts",
         _ERROR,
-        lambda s: s.mi355x and s.aiter_experts and s.quark_experts and s.weight_only,
+        lambda s: s.mi355x and s.on("VLLM_ROCM_USE_AITER") and s.quark_experts and s.weight_only,
         "weight-only experts in Quark's form: vLLM {vllm} takes rows of gate and up for interleaved, as gpt-oss has "
         "them, and mixes them up; answers are garbage, without an error (read from source and repeated on a "
         "processor; not seen on MI355X)",
-        "quantize activations too (recipe mxfp4), or export VLLM_ROCM_USE_AITER_MOE=0 and accept emulation",
+        "quantize activations too (recipe mxfp4), or export VLLM_ROCM_USE_AITER=0 and accept emulation (with only "
+        "VLLM_ROCM_USE_AITER_MOE=0 a Triton kernel mixes them up as well)",
         (
             f"{_ORACLE} convert_gpt_oss_weight_to_mxfp4_moe_kernel_format",
             "vllm-project/vllm#52240",
@@ -291,9 +292,29 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "weight-only-experts-emulated",
         _ERROR,
-        lambda s: s.mi355x and s.quark_experts and s.weight_only and not s.aiter_experts,
+        lambda s: s.mi355x and s.quark_experts and s.weight_only and not s.on("VLLM_ROCM_USE_AITER"),
         *vllm_facts.WEIGHT_ONLY_EXPERTS,
         (_ORACLE, "vllm-project/vllm#52240"),
+    ),
+    Rule(
+        "aiter-triton-experts",
+        _ERROR,
+        lambda s: (
+            s.quark_experts
+            and s.aiter_triton
+            and (s.weight_only or not s.has("quark"))
+            and not (s.mi355x and (s.weight_only or s.aiter_experts))
+        ),
+        "vLLM {vllm} gives experts in Quark's form to AITER's Triton kernel for bf16 activations without interleaving "
+        "gate and up for it: answers are garbage, without an error; with expert parallelism it finds no kernel at all "
+        "(tried with vLLM's own functions on a processor; not seen on such GPUs)",
+        "install amd-quark and export VLLM_ROCM_USE_AITER=0, which emulates them; on MI355X, quantize activations too "
+        "and unset VLLM_ROCM_USE_AITER_MOE",
+        (
+            f"{_ORACLE} convert_gpt_oss_weight_to_mxfp4_moe_kernel_format",
+            "vLLM 0.32.0 vllm/model_executor/layers/fused_moe/experts/aiter_mxfp4_w4a16_moe.py",
+        ),
+        since={"vllm": "0.32"},
     ),
     Rule(
         "aiter-no-gate-mode",
@@ -486,13 +507,19 @@ RULES: tuple[Rule, ...] = (
             s.has("vllm")
             and s.amd
             and not s.has("quark")
+            and not s.unknown_targets
             and s.model is not None
-            and s.fp4_linears
-            and (not s.mi355x or s.weight_only_quark or not s.has("aiter"))
+            and (
+                (s.fp4_linears and (not s.mi355x or s.weight_only_quark or not s.has("aiter")))
+                or (s.quark_experts and not s.aiter_triton)
+            )
         ),
-        "vLLM emulates MXFP4 linears with AMD Quark's kernels, and amd-quark is not installed: the model does not load",
+        "vLLM emulates MXFP4 with AMD Quark's kernels, and amd-quark is not installed: the model does not load",
         "pip install amd-quark",
-        (f"{_KERNELS}/mxfp4/emulation.py can_implement",),
+        (
+            f"{_KERNELS}/mxfp4/emulation.py can_implement",
+            "vLLM 0.32.0 vllm/model_executor/layers/fused_moe/experts/ocp_mx_emulation_moe.py",
+        ),
     ),
     Rule(
         "linear-switch-is-not-for-fp4",

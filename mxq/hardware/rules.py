@@ -185,6 +185,16 @@ class Situation:
         return self.model is None or self.model.linears_quantized or self.model.shared_quantized
 
     @property
+    def aiter_triton(self) -> bool:
+        """AITER's Triton kernel for MXFP4 experts with bf16 activations may have them, if no other has."""
+        return (
+            self.on("VLLM_ROCM_USE_AITER")
+            and self.has("aiter")
+            and bool(self.targets)
+            and {*self.targets} <= {"gfx942", "gfx950"}
+        )
+
+    @property
     def aiter_experts(self) -> bool:
         """VLLM_ROCM_USE_AITER and _MOE give experts to AITER."""
         return self.on("VLLM_ROCM_USE_AITER") and self.on("VLLM_ROCM_USE_AITER_MOE", default=True)
