@@ -477,7 +477,8 @@ def test_a_checkpoint_that_is_wrong_is_not_exported(converted_moe: Path, moe_sou
 
 
 DAMAGE: dict[str, tuple[Callable[[Any], object], int, str]] = {
-    "another kernel": (lambda c: c.update(kernel="moe-interleaved"), 1, "layouts are not those of moe-interleaved"),
+    "another kernel": (lambda c: c.update(kernel="moe-interleaved"), 1, "layouts is not that of moe-interleaved"),
+    "padding": (lambda c: c["padding"].update(scales=127), 1, "padding is not that of moe-a4w4"),
     "less of I": (lambda c: c["operands"][BLOCK]["part"].update(I=32), 1, "is not what rank 1 has"),
     "experts": (lambda c: c["operands"][BLOCK].update(experts=[4, 8]), 1, "is not what rank 1 has"),
     "no kernel": (lambda c: c.update(kernel="moe"), 1, "does not describe a layout: KeyError"),

@@ -117,14 +117,10 @@ def _description(plan: Plan, spec: str, files: dict[str, dict[str, Any]]) -> dic
         "kernel": kernel.name,
         "read_by": kernel.read_by,
         "aiter": kernel.versions,
-        "layouts": kernel.orders,
-        "stored": "transposes of what the kernel takes" if kernel.transposed else "as the kernel takes them",
+        **form(kernel),
         "tp": rank.tp,
         "ep": rank.ep,
         "rank": rank.rank,
-        "padding": {**PADDING, "scales in columns up to a multiple of 8": kernel.column_fill}
-        if kernel.is_moe
-        else None,
         "scales": {"block": 32, "stored": "E8M0 bytes: 2 ** (byte - 127)", "rule": plan.claims.rule},
         "activations": "unquantized" if plan.claims.weight_only else "mxfp4",
         "source": {
@@ -138,6 +134,16 @@ def _description(plan: Plan, spec: str, files: dict[str, dict[str, Any]]) -> dic
         },
         "files": files,
         "versions": versions("numpy"),
+    }
+
+
+def form(kernel: Kernel) -> dict[str, Any]:
+    """Return what mxq_layout.json says of the bytes that a kernel reads, whatever they are of."""
+    padding = {**PADDING, "scales in columns up to a multiple of 8": kernel.column_fill}
+    return {
+        "layouts": kernel.orders,
+        "stored": "transposes of what the kernel takes" if kernel.transposed else "as the kernel takes them",
+        "padding": padding if kernel.is_moe else None,
     }
 
 

@@ -13,7 +13,7 @@ from mxq.checkpoint.manifest import checksum
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.staging import staged
 from mxq.checkpoint.writer import Shard, ShardWriter, TensorSpec, index, layout
-from mxq.convert.layout_export import DESCRIPTION, FORMAT, entry
+from mxq.convert.layout_export import DESCRIPTION, FORMAT, entry, form
 from mxq.convert.layout_parts import Rank
 from mxq.convert.plan import DEFAULT_SHARD_SIZE
 from mxq.errors import MismatchError, MxqError, UsageError
@@ -88,8 +88,9 @@ def open_export(path: Path) -> Export:
         letters = "EHI" if kernel.is_moe else "NK"
         sizes = {name: tuple(_size(kernel, letter, said["part"]) for letter in letters) for name, said in given.items()}
         first = {name: rank.of_ep * of[0] if kernel.is_moe else 0 for name, of in sizes.items()}
-        if content["layouts"] != kernel.orders:
-            raise ValueError(f"layouts are not those of {kernel.name}")
+        for key, value in form(kernel).items():
+            if content[key] != value:
+                raise ValueError(f"{key} is not that of {kernel.name}")
         for name, of in sizes.items():
             before = tuple(_natural(given[name]["source"][letter]) for letter in letters)
             own = {key: value for key, value in given[name].items() if key not in _WHERE}
