@@ -23,7 +23,7 @@ SPLIT = [1, 4, 1, 3, 4]
 
 counted = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
 positions = [0, 0, 0]
-totals = {"tokens": 0, "requests": 0, "running": 0}
+totals = {"tokens": 0, "requests": 0, "running": 0, "dead": 0}
 
 
 def option(name: str) -> str | None:
@@ -123,7 +123,10 @@ async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         made[-1]["metrics"]["speculative_decoding"]["num_spec_steps"] = 5
     if how == "endless":
         made[3:3] = made[2:3] * 20
-    if how == "gives up":
+    if how == "engine dies":
+        totals["dead"] = 1
+        log("ERROR", "EngineCore encountered a fatal error.", "ValueError: planted in the engine")
+    if how in ("gives up", "engine dies"):
         made[3:] = [{"error": {"message": "EngineCore encountered an issue.", "code": 500}}]
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
     totals["running"] += 1
@@ -172,7 +175,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             data = await reader.readexactly(int(fields.get("content-length", 0)))
             path = head[0].split()[1]
             if path == "/health":
-                send(writer, 200 if time.monotonic() > ready_at else 503, "")
+                send(writer, 503 if totals["dead"] or time.monotonic() < ready_at else 200, "")
             elif KEY is not None and fields.get("authorization") != f"bearer {KEY}".lower():
                 send(writer, 401, '{"error": "Unauthorized"}')
             elif path == "/version":

@@ -1,6 +1,7 @@
 """Requests to a vLLM server: what an answer is made of, and each way to fail as one line."""
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +27,7 @@ TOKENS = tuple(fake_vllm.TOKENS)
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """The stand-in, speculating, with each pass in its answers."""
-    with serving(command(), MODEL, tmp_path_factory.mktemp("server") / "log", ready_s=20) as (found, _):
+    with serving(command(), MODEL, tmp_path_factory.mktemp("server") / "log", ready_s=20) as found:
         yield found
 
 
@@ -121,7 +122,13 @@ def test_another_model_is_a_line(endpoint: Endpoint) -> None:
 
 
 def test_a_server_that_dies_is_told_from_one_that_refuses(tmp_path: Path) -> None:
-    with serving(command(), MODEL, tmp_path / "log", ready_s=20) as (endpoint, _):
+    with serving(command(), MODEL, tmp_path / "log", ready_s=20) as endpoint:
+        engine = failure(endpoint, "engine dies")
+        assert engine.lost
+        assert "EngineCore encountered an issue, and is not healthy any more" in engine.message
+        assert "its log says: ValueError: planted in the engine" in engine.message
+        assert failure(dataclasses.replace(endpoint, process=None), "500").lost
+    with serving(command(), MODEL, tmp_path / "second", ready_s=20) as endpoint:
         error = failure(endpoint, "dies")
         assert error.lost
         assert "the server ended (SIGKILL" in error.message
@@ -139,7 +146,7 @@ def test_counters_that_are_reset_or_missing_are_a_line(endpoint: Endpoint, tmp_p
     with pytest.raises(ServerError, match="counts less than before; the server was restarted"):
         using(endpoint, reset)
     plain = command("uncounting", method="ar")
-    with serving(plain, MODEL, tmp_path / "log", ready_s=20) as (other, _):
+    with serving(plain, MODEL, tmp_path / "log", ready_s=20) as other:
         with pytest.raises(ServerError, match="/metrics answers 404"):
             using(other, lambda client: client.counters())
         answer = using(other, ask)

@@ -64,11 +64,12 @@ def family(log: Path) -> list[int]:
 
 def test_a_server_is_ready_and_then_gone_with_all_it_started(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    with serving(command("family"), MODEL, log, ready_s=20) as (endpoint, server):
+    with serving(command("family"), MODEL, log, ready_s=20) as endpoint:
         assert endpoint.version == "0.32.0"
-        pids = [*family(log), server.group]
+        assert endpoint.process is not None
+        pids = [*family(log), endpoint.process.group]
         assert not any(map(gone, pids))
-        server.check()
+        endpoint.process.check()
     assert all(map(gone, pids))
     assert "serving model some/model" in log.read_text()
 
@@ -116,8 +117,9 @@ def test_no_orphan_is_left_whatever_ends_the_client(tmp_path: Path) -> None:
 
 
 def test_the_guard_being_killed_leaves_none(tmp_path: Path) -> None:
-    with serving(command("family"), MODEL, tmp_path / "log", ready_s=20) as (_, server):
-        grouped = family(tmp_path / "log")[:2]
+    with serving(command("family"), MODEL, tmp_path / "log", ready_s=20) as endpoint:
+        grouped, server = family(tmp_path / "log")[:2], endpoint.process
+        assert server is not None
         os.kill(server.group, signal.SIGKILL)
         assert all_gone(grouped[:1])
         with pytest.raises(ServerError, match="SIGKILL"):
@@ -171,6 +173,7 @@ def test_what_cannot_be_started_is_wrong_usage(tmp_path: Path) -> None:
             "x.ValidationError: 1 error\n  Value error, --a needs b. [x]\n    For more\n",
             "Value error, --a needs b. [x]",
         ),
+        ("(Worker pid=1) WARNING 11-30 18:31:27 [x.py:5] `OSError: x`\nlast\n", "last"),
         ("\x1b[31mloading\x00\n\n", "[31mloading"),
         ("", None),
     ],
@@ -195,7 +198,7 @@ def test_options_that_a_version_lacks_are_left_out() -> None:
 
 def test_a_running_server_is_attached_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
-    with serving(command(), MODEL, tmp_path / "log", ready_s=20) as (endpoint, _):
+    with serving(command(), MODEL, tmp_path / "log", ready_s=20) as endpoint:
         for url in (endpoint.base_url, f"{endpoint.base_url}/v1/"):
             found = attached(url, MODEL)
             assert (found.base_url, found.version, found.local) == (endpoint.base_url, "0.32.0", False)

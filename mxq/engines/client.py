@@ -8,7 +8,7 @@ what it measures.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mxq.engines.answers import Answer, Assembly, Events, quoted_text
 from mxq.engines.base import Sampling
 from mxq.engines.metrics import Counters, parse
-from mxq.engines.process import ServerError
+from mxq.engines.process import ServerError, ServerProcess
 from mxq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Endpoint:
         version: vLLM's; None if it does not say.
         key: sent with every request.
         local: started here: no proxy is in between.
-        check: raises ServerError if it is gone; None if that cannot be known.
+        process: of a server that was started here, which can be looked at.
     """
 
     base_url: str
@@ -55,7 +55,7 @@ class Endpoint:
     version: str | None = None
     key: str | None = None
     local: bool = False
-    check: Callable[[], None] | None = None
+    process: ServerProcess | None = None
 
 
 def root_of(base_url: str) -> str:
@@ -126,7 +126,8 @@ class Client:
         import aiohttp
 
         try:
-            async with self._http.get(f"{self.endpoint.base_url}/health") as response:
+            wait = aiohttp.ClientTimeout(total=_HEALTH_S)
+            async with self._http.get(f"{self.endpoint.base_url}/health", timeout=wait) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
@@ -184,16 +185,22 @@ class Client:
             reason = quoted_text(str(error)) or type(error).__name__
             raise ServerError(f"{url} broke off{_after(assembly)} ({reason})", lost=True) from None
         except ServerError as error:
-            if error.lost or (error.status or 0) >= 500:
-                await self._look()  # it may be what a server says that ends
+            if error.lost:
+                await self._look()
+            if (error.status or 0) >= 500 and not await self.healthy():
+                await self._look()
+                # Seen with vLLM 0.32: a server whose engine was killed stays, and answers every request by 500.
+                process = self.endpoint.process
+                message = f"{error.message.rstrip('.')}, and is not healthy any more"
+                raise ServerError(message, lost=True) if process is None else process.failure(message) from None
             raise
 
     async def _look(self, looks: int = 10) -> None:
         """Raise the better error if the server is gone; a broken connection is seen a moment before its end."""
-        if (check := self.endpoint.check) is None:
+        if (process := self.endpoint.process) is None:
             return
         for _ in range(looks):
-            check()
+            process.check()
             await asyncio.sleep(_LOOK_S)
 
     def _refused(self, status: int, body: bytes, path: str = "") -> ServerError:
@@ -209,6 +216,7 @@ class Client:
 _NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _IS_IT = "is it the address of a vLLM server?"
 _LOOK_S = 0.1
+_HEALTH_S = 10.0
 _IDLE_S = 2.0
 """vLLM closes connections that are idle for 5 s; one that it closes as a request is sent would fail that request."""
 

@@ -25,6 +25,7 @@ GRACE_S = 20.0
 """What a server may take to end after SIGTERM."""
 _TAIL = 1 << 18
 _MOST_QUOTED = 300
+_HARMLESS = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d ")
 _ERROR = re.compile(
     r"(?:Error|Exception|error): |^Value error, "
 )  # the last is pydantic's, below a line that says less
@@ -160,7 +161,7 @@ def telling_line(log: Path, begin: int = 0) -> str | None:
         stream.seek(max(begin, size - _TAIL))
         lines = [line.strip() for line in lines_of(stream)]
     failures = read_log(lines).failures
-    errors = [line for line in lines if _ERROR.search(line)]
+    errors = [line for line in lines if _ERROR.search(line) and not _HARMLESS.search(line)]
     said = [*failures[:1], *errors[-1:], *[line for line in lines if line][-1:]]
     return next((_clean(line) for line in said if line), None)
 

@@ -27,7 +27,7 @@ _TIMEOUTS = Timeouts(connect_s=5.0, silence_s=10.0, answer_s=30.0)
 
 
 @contextlib.contextmanager
-def serving(launch: Launch, model: str, log: Path, *, ready_s: float) -> Iterator[tuple[Endpoint, ServerProcess]]:
+def serving(launch: Launch, model: str, log: Path, *, ready_s: float) -> Iterator[Endpoint]:
     """Start a server, wait until it is ready, and end it with the block, with all of its processes.
 
     Args:
@@ -44,8 +44,8 @@ def serving(launch: Launch, model: str, log: Path, *, ready_s: float) -> Iterato
     check_free(host, int(port))
     with started(launch.argv, launch.env, log) as process:
         key = launch.env.get(KEY, os.environ.get(KEY))
-        endpoint = Endpoint(f"http://{host}:{port}", model, key=key, local=True, check=process.check)
-        yield asyncio.run(_ready(endpoint, process, ready_s)), process
+        endpoint = Endpoint(f"http://{host}:{port}", model, key=key, local=True, process=process)
+        yield asyncio.run(_ready(endpoint, process, ready_s))
 
 
 def attached(base_url: str, model: str) -> Endpoint:
