@@ -477,7 +477,6 @@ def test_the_number_of_threads_changes_no_byte(
     moe_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mxq.convert.work._ELEMENTS_AT_ONCE", 1 << 12)
-    monkeypatch.setattr("mxq.convert.work._CHUNKS_A_TASK", 2)
     made = plan(Checkpoint.open(moe_source), recipe.load("mxfp4"), experts="fused", max_shard_size=1_000_000)
     written = []
     for jobs in (1, 5):

@@ -7,6 +7,7 @@ so that nothing larger than a piece is ever in memory.
 import errno
 import hashlib
 import os
+import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from mxq.checkpoint.reader import SINGLE
 
 _HASHED_AT_ONCE = 1 << 20
 _BUFFER = 1 << 19
+_PATIENCE_S = 0.02
 _FLUSHED_AT_ONCE = 64 << 20
 
 
@@ -119,8 +121,11 @@ class ShardWriter:
         self._lock = threading.Lock()
         self._digest, self._hashed = hashlib.sha256(), 0
         self._read = memoryview(bytearray(_HASHED_AT_ONCE))
-        self._free = [bytearray(_BUFFER) for _ in range(buffers)]
-        self._buffers = {id(buffer): buffer for buffer in self._free}
+        # No SimpleQueue: CPython 3.11's can wait for ever, whatever its timeout, where several threads get.
+        self._free = queue.LifoQueue[bytearray]()
+        self._buffers = {id(buffer): buffer for buffer in (bytearray(_BUFFER) for _ in range(buffers))}
+        for buffer in self._buffers.values():
+            self._free.put(buffer)
         self._written: dict[int, memoryview] = {}
         self._unhashed = iter(self._places)
         self._next = next(self._unhashed, None)
@@ -130,10 +135,15 @@ class ShardWriter:
         self._put(0, memoryview(begin))
 
     def buffer(self, count: int) -> memoryview | None:
-        """Return memory of ``count`` bytes to be filled and then written, once; None if there is none."""
+        """Return memory of ``count`` bytes to be filled and then written, once; None if there is none.
+
+        It waits a little for one: the checksum, which gives them back, is then what should have the processor.
+        """
+        if not self._buffers or count > _BUFFER:
+            return None
         try:
-            return memoryview(self._free.pop())[:count] if count <= _BUFFER else None
-        except IndexError:
+            return memoryview(self._free.get(timeout=_PATIENCE_S))[:count]
+        except queue.Empty:
             return None
 
     def write(self, name: str, start: int, values: memoryview) -> None:
@@ -185,7 +195,7 @@ class ShardWriter:
         return self._hashed
 
     def _release(self, view: memoryview) -> None:
-        self._free.append(self._buffers[id(view.obj)])
+        self._free.put(self._buffers[id(view.obj)])
 
     def _put(self, position: int, view: memoryview) -> None:
         done = 0

@@ -1,6 +1,6 @@
 """Fill a file of a checkpoint: tasks carried out by threads, the checksum taken along behind them.
 
-The work is cut into tasks of some megabytes, in the order of the file. Threads take them in that order, and reading,
+The work is cut into tasks of a megabyte or two, in the order of the file. Threads take them in that order, and reading,
 kernels and writing hold no lock of Python's. Where the cuts are does not depend on the number of threads, hence neither
 do the bytes.
 """
@@ -20,8 +20,7 @@ from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.writer import Shard, ShardWriter
 from mxq.progress import Advance
 
-_BYTES_AT_ONCE = 16 << 20
-_COPIED_AT_ONCE = 1 << 19
+_BYTES_AT_ONCE = 1 << 19
 _BUFFERS = 4
 
 R_co = TypeVar("R_co", covariant=True)
@@ -94,10 +93,9 @@ class Copy:
 
     def __call__(self, writer: ShardWriter) -> None:
         """Copy them."""
-        for start in range(self.start, self.stop, _COPIED_AT_ONCE):
-            view = buffer(writer, "copy", min(_COPIED_AT_ONCE, self.stop - start))
-            self.source.read_into(self.name, start, view)
-            writer.write(self.name, start, view)
+        view = buffer(writer, "copy", self.nbytes)
+        self.source.read_into(self.name, self.start, view)
+        writer.write(self.name, self.start, view)
 
 
 def copies(source: Checkpoint, name: str) -> Iterator[Copy]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mxq.formats.device_rows import DeviceRows
 
 _ELEMENTS_AT_ONCE = 1 << 20  # few enough for codes to stay in the processor's cache until they are written
-_CHUNKS_A_TASK = 16
 _HIGHEST_SAFE = 252  # the next scale is 2^126, and 4 times that is more than any bfloat16 or float32
 _DAMAGED = "the source is damaged: MXFP4 cannot hold such values, and nothing was left behind"
 
@@ -91,7 +90,7 @@ class Work:
                 yield from _dequantized(self.source, group.outputs[0].name)
             place = 0
             for piece in group.pieces:
-                step = _rows_at_once(self.source, piece) * _CHUNKS_A_TASK
+                step = _rows_at_once(self.source, piece)
                 for start in range(piece.start, piece.stop, step):
                     stop = min(start + step, piece.stop)
                     yield _Quantize(self, group, piece, start, stop, place + start - piece.start)
@@ -128,25 +127,20 @@ class _Quantize:
         columns, row_bytes = tensor.shape[-1], _row_bytes(source, self.piece)
         devices = self.work.devices
         rows = _rows(tensor.dtype, self.work.rule, devices[memory.thread % len(devices)] if devices else None)
-        found = []
-        step = _rows_at_once(source, self.piece)
-        for start in range(self.start, self.stop, step):
-            count = min(step, self.stop - start)
-            made = [buffer(writer, f"1/{n}", count * (columns // n)) for n in (2, BLOCK)]
-            packed, scale = (np.frombuffer(view, np.uint8).reshape(count, -1) for view in made)
-            part = max(1, rows.at_once // columns)
-            for first in range(0, count, part):
-                some = min(part, count - first)
-                x = memory.of("x", some * row_bytes)
-                source.read_into(tensor.name, (start + first) * row_bytes, x.data)
-                bits = x.view(KINDS[tensor.dtype].bits).reshape(some, columns)
-                measures = rows.quantize(bits, packed[first : first + some], scale[first : first + some])
-                if measures.bad_blocks or measures.highest > _HIGHEST_SAFE:
-                    _refuse_unfit(source, self.piece)
-                found.append(measures)
-            row = self.place + start - self.start
-            for output, view in zip((weight, scales), made, strict=True):
-                writer.write(output.name, row * (len(view) // count), view)
+        count, found = self.stop - self.start, []
+        made = [buffer(writer, f"1/{n}", count * (columns // n)) for n in (2, BLOCK)]
+        packed, scale = (np.frombuffer(view, np.uint8).reshape(count, -1) for view in made)
+        step = max(1, rows.at_once // columns)
+        for first in range(0, count, step):
+            some = slice(first, min(first + step, count))
+            x = memory.of("x", (some.stop - first) * row_bytes)
+            source.read_into(tensor.name, (self.start + first) * row_bytes, x.data)
+            measures = rows.quantize(x.view(KINDS[tensor.dtype].bits).reshape(-1, columns), packed[some], scale[some])
+            if measures.bad_blocks or measures.highest > _HIGHEST_SAFE:
+                _refuse_unfit(source, self.piece)
+            found.append(measures)
+        for output, view in zip((weight, scales), made, strict=True):
+            writer.write(output.name, self.place * (len(view) // count), view)
         return found
 
 
