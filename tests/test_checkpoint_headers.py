@@ -66,7 +66,7 @@ def test_a_header_longer_than_the_file_or_the_format_allows_is_not_read(tmp_path
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": "F4"}, "unknown type 'F4'"),
+        ({"dtype": "F5"}, "unknown type 'F5'"),
         ({"dtype": None}, "unknown type None"),
         ({"shape": [2, -4]}, "shape"),
         ({"shape": [2.0, 4]}, "shape"),

@@ -313,6 +313,10 @@ def test_what_vllm_has_is_known_by_its_names(
         (f"{experts}.w2_weight", ["TILE16"]),
         (f"{experts}.w2_weight_scale", ["SWZ"]),
     ]
+    codes = {f"{experts}.w13_weight": dumped[f"{experts}.w13_weight"].view(torch.float4_e2m1fn_x2)}
+    save_file(codes, file)
+    reason = f"{experts}.w13_weight is F4, elements smaller than a byte"
+    refused("check", file, "--against", converted_moe, "--tp", 4, "--rank", 1, code=1, reason=reason)
     source, attention = read_all(converted_dense), "layers.3.self_attn"
     merged = {}
     for suffix in ("weight", "weight_scale"):

@@ -42,6 +42,7 @@ _TYPES = {
 }
 SIZES = {name: size for name, (_, size) in _TYPES.items()}
 """Type names of safetensors -> bytes of an element."""
+_PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 
 
 class _TorchTypes(Mapping[str, "torch.dtype"]):
@@ -236,6 +237,11 @@ def _tensor(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _broken(file, f"the entry of tensor {name} is not dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype in _PACKED:
+        raise MxqError(
+            f"{file}: tensor {name} is {dtype}, elements smaller than a byte, which mxq reads as bytes only",
+            "save tensor.view(torch.uint8) instead",
+        )
     if not isinstance(dtype, str) or dtype not in SIZES:
         raise _broken(file, f"tensor {name} is of unknown type {dtype!r:.60}")
     if not _naturals(shape) or len(shape) > _MAX_AXES or not _naturals(offsets) or len(offsets) != 2:
