@@ -134,6 +134,15 @@ def test_bf16_and_mxfp4_side_by_side(models: Path, tmp_path: Path) -> None:
     assert all(cell["speedup_bf16"] is None for cell in cells)
 
 
+def test_answers_to_earlier_turns_need_room_too(models: Path, tmp_path: Path) -> None:
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text('{"id": "t", "turns": ["Hello.", "Bye."]}\n')
+    result = mxq(*arguments(models, tmp_path / "run", "--workload", talk, "--max-tokens", 1024))
+    assert result.exit_code == 2
+    assert "talk, prompt t, turn 2: " in result.stderr
+    assert "2 answers of up to 1024 exceed the model's 2048 positions" in result.stderr
+
+
 def test_targets_with_other_tokens_are_refused(models: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(models / "mxfp4", other)
@@ -141,6 +150,15 @@ def test_targets_with_other_tokens_are_refused(models: Path, tmp_path: Path) -> 
     result = mxq(*arguments(models, tmp_path / "run", "--mxfp4", other))
     assert result.exit_code == 2
     assert "prompts, prompt prompts-0001: the two targets do not see the same tokens" in result.stderr
+    # A template can make something else of the model's answers alone.
+    template = (models / "mxfp4/chat_template.jinja").read_text()
+    (other / "chat_template.jinja").write_text(template.replace("</think>", "</thought>", 1))
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text('{"id": "t", "turns": ["Hello.", "Bye."]}\n')
+    result = mxq(*arguments(models, tmp_path / "run", "--mxfp4", other, "--workload", talk))
+    assert result.exit_code == 2
+    assert "talk, prompt t, turn 2: the two targets do not see the same tokens" in result.stderr
+
     (other / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
     result = mxq("eval", "--mxfp4", other, *arguments(models, tmp_path / "run")[3:])
     assert result.exit_code == 2

@@ -1,5 +1,6 @@
 """Conversations: each turn is a request, a later one is sent behind what the arm itself answered."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,9 +25,9 @@ def encode(messages: Sequence[tuple[str, str]]) -> list[int]:
 
 
 def plan(tmp_path: Path) -> Plan:
-    """A plain arm and a speculative one per target, on two conversations of three turns and one."""
+    """A plain arm and a speculative one per target, on two conversations of three turns and two."""
     path = tmp_path / "talks.jsonl"
-    lines = [{"id": "a", "turns": ["1?", "2?", "3?"]}, {"id": "b", "turns": ["4?"]}]
+    lines = [{"id": "a", "turns": ["1?", "2?", "3?"]}, {"id": "b", "turns": ["4?", "5?"]}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return with_workload(small_plan(budgets=[3]), load(str(path)))
 
@@ -45,20 +46,24 @@ def test_a_turn_is_sent_behind_the_arms_own_answers(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     run(plan(tmp_path), tmp_path / "run", engine, decode, encode)
     for cell in read_run(tmp_path / "run").cells:
-        one, two, three, four = cell.records
-        assert [record.prompt_id for record in cell.records] == ["a", "a, turn 2", "a, turn 3", "b"]
-        assert [record.turn for record in cell.records] == [1, 2, 3, 1]
+        one, two, three, four, _ = cell.records
+        assert [record.prompt_id for record in cell.records] == ["a", "a, turn 2", "a, turn 3", "b", "b, turn 2"]
+        assert [record.turn for record in cell.records] == [1, 2, 3, 1, 2]
         assert sent(engine, cell.arm.target, cell.arm.method) == [
             "<user>1?",
             f"<user>1?<assistant>{one.text}<user>2?",
             f"<user>1?<assistant>{one.text}<user>2?<assistant>{two.text}<user>3?",
             "<user>4?",
+            f"<user>4?<assistant>{four.text}<user>5?",
         ]
         assert [record.prompt_tokens for record in cell.records] == [
             len(text) for text in sent(engine, cell.arm.target, cell.arm.method)
         ]
         assert (one.prompt_sha256, four.prompt_sha256) == (None, None)
         assert two.prompt_sha256 != three.prompt_sha256
+        for impossible in ({"turn": 1}, {"turn": 0}, {"turn": True}, {"prompt_sha256": None}):
+            with pytest.raises(ValueError, match="prompt hash"):
+                replace(two, **impossible).check(cell.arm.num_speculative_tokens)
 
 
 @pytest.mark.parametrize("call", [5, 9, 13, 17])
@@ -82,7 +87,7 @@ def test_turns_are_part_of_what_defines_a_cell(tmp_path: Path) -> None:
     first = with_workload(both, load(str(tmp_path / "talks.jsonl"), turns=1))
     assert {cell.key for cell in both.cells()}.isdisjoint(cell.key for cell in first.cells())
     facts = both.definition()["workloads"][0]
-    assert (facts["prompts"], facts["conversations"]) == (4, 2)
+    assert (facts["prompts"], facts["conversations"]) == (5, 2)
     assert "conversations" not in first.definition()["workloads"][0]
 
 
@@ -99,7 +104,7 @@ def test_later_turns_are_compared_where_arms_were_asked_the_same(tmp_path: Path)
     cell = summary.cell("bf16", "dflash-3", "talks")
     assert cell is not None
     assert cell.identity is not None
-    assert cell.requests == 4
+    assert cell.requests == 5
     assert (cell.identity.requests, cell.identity.identical) == (2, 0)
 
 
@@ -126,6 +131,8 @@ def test_published_workloads_are_measured_in_process(dense_models: Models, tmp_p
     assert source["dataset"] == "openai/gsm8k"
     assert source["template"].endswith("\\boxed{}.")
     assert list(source["files"]) == [str(tmp_path / "gsm8k.jsonl")]
+    idle = CliRunner().invoke(main, [*map(str, words[:9]), "--workload", "chat", *map(str, words[-6:])])
+    assert (idle.exit_code, "no published workload" in idle.stderr) == (2, True)
     template = ChatTemplate(dense_models.target, thinking=False)
     kept = load(str(out / "workloads/mt-bench.jsonl")).prompts
     for cell in measured.cells:
@@ -133,3 +140,4 @@ def test_published_workloads_are_measured_in_process(dense_models: Models, tmp_p
             first, second = cell.records
             ids = template.encode(kept[1].conversation([first.text]))
             assert second.prompt_tokens == len(ids) > first.prompt_tokens
+            assert second.prompt_sha256 == hashlib.sha256(str(ids).replace(" ", "").encode()).hexdigest()

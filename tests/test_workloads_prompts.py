@@ -7,7 +7,7 @@ import pytest
 
 from mxq import testbed
 from mxq.errors import UsageError
-from mxq.workloads import Prompt, load
+from mxq.workloads import PUBLISHED, Prompt, load
 
 
 def write(path: Path, *lines: object) -> str:
@@ -89,6 +89,12 @@ def test_a_limit_beyond_the_file_and_repeated_prompts_are_said(
         ([{"messages": [{"role": "user"}]}], "line 1: the user message's content is null"),
         ([{"messages": [{"role": "assistant", "content": "hi"}]}], "line 1: the last message is the assistant's"),
         ([{"id": True, "prompt": "x"}], "line 1: id is true"),
+        ([{"turns": []}], "line 1: 'turns' is not a list of texts"),
+        ([{"turns": "x"}], "line 1: 'turns' is not a list of texts"),
+        ([{"turns": ["x", None]}], "line 1: turn 2 is null"),
+        ([{"turns": ["x"], "prompt": "x"}], "line 1: both 'prompt' and 'turns'"),
+        ([{"turns": ["x", "y"], "answer": "4"}], "line 1: 'turns' with a reference answer"),
+        ([{"id": "a", "turns": ["x", "y"]}, {"id": "a, turn 2", "prompt": "x"}], "id 'a, turn 2' is on line 1"),
         ([{"prompt": "x", "answer": 4}], "line 1: answer is 4"),
         ([{"id": "a", "prompt": "x"}, {"id": "a", "prompt": "y"}], "id 'a' is on line 1 and again on line 2"),
         ([{"id": 1, "prompt": "x"}, {"id": "1", "prompt": "y"}], "id '1' is on line 1 and again on line 2"),
@@ -109,11 +115,16 @@ def test_not_text(tmp_path: Path) -> None:
         load(str(tmp_path / "bad.jsonl"))
 
 
+def test_a_directory_is_no_prompt_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"):
+        load(str(tmp_path))
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         load("gsm9k")
     assert "'gsm9k'" in caught.value.message
-    assert all(name in str(caught.value.hint) for name in testbed.WORKLOADS)
+    assert all(name in str(caught.value.hint) for name in (*testbed.WORKLOADS, *PUBLISHED))
 
 
 @pytest.mark.parametrize("limit", [0, -1])

@@ -158,6 +158,17 @@ def test_a_later_turn_is_sent_behind_the_answer() -> None:
     )
 
 
+def test_turns_are_another_set_than_one_prompt_of_the_same_words(tmp_path: Path) -> None:
+    write(tmp_path / "mt-bench.jsonl", ROWS["mt-bench"][:1])
+    both = load("mt-bench", data_dir=tmp_path)
+    given = [{"role": "user", "content": text} for text in ("Write a poem.", "Rhyme it.")]
+    lines: list[dict[str, Any]] = [{"id": "81", "prompt": "Write a poem."}, {"id": "81, turn 2", "messages": given}]
+    write(tmp_path / "given.jsonl", lines)
+    other = load(str(tmp_path / "given.jsonl"))
+    assert [prompt.messages for prompt in other.prompts] == [prompt.messages for prompt in both.prompts]
+    assert other.sha256 != both.sha256
+
+
 def test_the_published_runs_sent_the_first_turn_alone(tmp_path: Path) -> None:
     write(tmp_path / "mt-bench.jsonl", ROWS["mt-bench"])
     both = load("mt-bench", data_dir=tmp_path)
@@ -194,8 +205,8 @@ def test_the_hub_is_asked_for_the_pinned_commit(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_library_reads_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`datasets` itself, on a directory as it would be on the hub."""
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     write(tmp_path / "openai/gsm8k/main/test-00000-of-00001.parquet", ROWS["gsm8k"])
     (tmp_path / "openai/gsm8k/README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: test\n    path: main/test-*\n---\n"
@@ -270,9 +281,15 @@ def refused(act: Callable[[], object]) -> str:
     return str(caught.value)
 
 
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files may hold 16 MiB, which fills sooner than what mxq allows."""
+    monkeypatch.setattr("mxq.workloads.rows._MOST_BYTES", 1 << 24)
+
+
 def bomb(path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=1) as stream:
-        for _ in range(257):
+        for _ in range(17):
             stream.write(bytes(1 << 20))
 
 
@@ -285,6 +302,7 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
 FIRST = ROWS["math500"][0]
 
 
+@pytest.mark.usefixtures("room")
 @pytest.mark.parametrize(
     ("name", "file", "content", "message"),
     [
@@ -298,6 +316,7 @@ FIRST = ROWS["math500"][0]
         ("gsm8k", "gsm8k.jsonl", b'{"question": "x"}\n{"question"', "line 2: not JSON"),
         ("gsm8k", "gsm8k.jsonl", b"[" * 100_000, "line 1: not JSON (too deep)"),
         ("gsm8k", "gsm8k.jsonl", b'"' + b"x" * 10_000_000, "line 1: not JSON"),
+        ("gsm8k", "gsm8k.jsonl", b'{"question": "' + b"x" * 10_000_000 + b'"}', "question has 10,000,000 characters"),
         ("gsm8k", "gsm8k.jsonl", b"\xff", "it must be JSON lines in UTF-8"),
         ("gsm8k", "gsm8k.jsonl", sparse, "holds more than"),
         ("gsm8k", "gsm8k.json", b'[{"question": "x"}, 7]', "row 2: int instead of an object"),
@@ -328,12 +347,16 @@ def test_a_bad_file_is_refused_in_one_line(
     assert message in refused(lambda: load(name, data_dir=tmp_path))
 
 
-@pytest.mark.parametrize("damage", ["no parquet", "cut", "changed", "nulls", "numbers", "bytes"])
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("damage", ["no parquet", "cut", "changed", "nulls", "numbers", "bytes", "repeats"])
 def test_a_bad_parquet_file_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "gsm8k.parquet"
     values: dict[str, Any] = {"nulls": None, "numbers": 0.5, "bytes": b"x"}
+    # Repeated, a long text is held once: these files are small, whatever they unpack to.
     write(path, [{"question": values.get(damage, "x" * 999)}] * 9)
+    if damage == "repeats":
+        write(path, [{"question": "x" * 4_000_000}] * 5)
     whole = path.read_bytes()
     if damage == "no parquet":
         path.write_bytes(b"PAR1" + bytes(99))
@@ -341,6 +364,7 @@ def test_a_bad_parquet_file_is_refused_in_one_line(damage: str, tmp_path: Path) 
         path.write_bytes(whole[:-20])
     elif damage == "changed":
         path.write_bytes(whole[:4] + bytes(60) + whole[64:])
+    assert path.stat().st_size < 1 << 20
     assert str(path) in refused(lambda: load("gsm8k", data_dir=tmp_path))
 
 

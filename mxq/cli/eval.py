@@ -70,7 +70,7 @@ Examples:
     "--turns",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Only the first so many turns of each conversation; 1 is what the published runs sent of mt-bench.",
+    help="Only the first so many turns of each conversation; 1 is what the published client sends of mt-bench.",
 )
 @click.option(
     "--data-dir",

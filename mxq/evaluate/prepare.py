@@ -18,7 +18,7 @@ from mxq.evaluate import caveats
 from mxq.evaluate.fingerprint import fingerprint
 from mxq.evaluate.matrix import METHODS, Model, Plan, Settings, TokenizedWorkload, arms
 from mxq.testbed import PREFIX
-from mxq.workloads import ChatTemplate, Workload, load
+from mxq.workloads import PUBLISHED, ChatTemplate, Workload, load
 
 _ANSWER = "."
 """Stands for the answers before a later turn where templates are compared and lengths are estimated."""
@@ -123,6 +123,10 @@ def _check_numbers(request: Request) -> None:
 
 
 def _load_workloads(request: Request) -> list[Workload]:
+    if request.data_dir is not None and not PUBLISHED.keys() & set(request.workloads):
+        raise UsageError(
+            f"--data-dir {request.data_dir} and no published workload", f"give --workload {', '.join(PUBLISHED)}"
+        )
     workloads = [
         load(spec, request.limit, data_dir=request.data_dir, turns=request.turns) for spec in request.workloads
     ]

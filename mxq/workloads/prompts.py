@@ -20,6 +20,9 @@ from mxq.workloads.fetching import fetch
 from mxq.workloads.published import PUBLISHED, Published, Row, filled
 from mxq.workloads.rows import numbered, parse_line, read_text
 
+_MOST_CHARACTERS = 1 << 22
+"""Of one text: more than fills a context of 262,144 tokens, and than a tokenizer should be asked to take."""
+
 _ROLES = ("system", "user", "assistant")
 
 
@@ -236,6 +239,8 @@ def _messages(value: Any, where: str) -> list[tuple[str, str]]:
 def _text(value: Any, where: str, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: {what} is {_shown(value)}", "it must be text that is not empty")
+    if len(value) > _MOST_CHARACTERS:
+        raise UsageError(f"{where}: {what} has {len(value):,} characters", f"at most {_MOST_CHARACTERS:,} are taken")
     _check_encodable(value, where, what)
     return value
 

@@ -122,11 +122,17 @@ def _parquet(path: Path) -> list[Located]:
             f"{path} is Parquet, which pyarrow reads, and it is not installed",
             "pip install 'mxq[datasets]', or give the rows as JSON lines",
         ) from None
+    rows: list[dict[str, Any]] = []
+    unpacked = 0
     try:
         table = parquet.ParquetFile(BufferReader(content))
         groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
         _check_size(path, sum(group.total_byte_size for group in groups))
-        rows = table.read().to_pylist()
+        # Row by row: a dictionary lets a small file hold one long text as often as it likes.
+        for batch in table.iter_batches(batch_size=1):
+            unpacked += batch.nbytes
+            _check_size(path, unpacked)
+            rows += batch.to_pylist()
     except (ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise UsageError(f"cannot read {path}: {reason}", "it must be Parquet: fetch it again") from None
