@@ -133,6 +133,7 @@ def test_lines_said_to_be_in_logs_are_in_them() -> None:
         ("Using EMULATION backend for OCP_MX_Scheme.w_mxfp4_a_mxfp4", "moe_backends", ("EMULATION",)),
         ("Using AiterExperts", "moe_experts", ("AiterExperts",)),
         ("Using MarlinExperts for MXFP4 MoE", "moe_experts", ("MarlinExperts",)),
+        ("Using MarlinExperts (weight-only FP4) for AutoRound MXFP4 MoE", "moe_experts", ("MarlinExperts",)),
         (
             "Using ROCM_AITER_UNIFIED_ATTN backend out of potential backends: ['ROCM_AITER_UNIFIED_ATTN'].",
             "attention_backends",

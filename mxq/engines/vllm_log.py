@@ -97,6 +97,11 @@ LINES: tuple[Line, ...] = (
         r"Using (\w+) for MXFP4 MoE\b",
         "model_executor/layers/quantization/compressed_tensors/compressed_tensors_moe/compressed_tensors_moe_w4a4_mxfp4.py",
     ),
+    _line(
+        "moe_experts",
+        r"Using (\w+)(?: \(weight-only FP4\))? for AutoRound MXFP4 MoE$",
+        "model_executor/layers/quantization/inc/schemes/inc_mxfp4_moe.py",
+    ),
     _both("attention_backends", r"Using (\w+) attention backend out of potential backends", "platforms/cuda.py"),
     _line("attention_backends", r"Using (\w+) backend out of potential backends", "platforms/rocm.py"),
     _line("attention_backends", r"Using (\w+) backend \(selected via --attention-backend\)", "platforms/rocm.py"),
