@@ -364,7 +364,9 @@ def test_orders_are_told_apart(converted_moe: Path, exported: Path, tmp_path: Pa
         name: ["plain"] for name in plain
     }
     norm = {"model.norm.weight": torch.ones(4)}
-    assert orders(norm | {f"{BLOCK}.w2": tiles[f"{BLOCK}.w2"]}) == {"w2": ["TILE16"]}
+    for kernel in ([], ["--kernel", "moe-a4w4"]):
+        assert orders(norm | {f"{BLOCK}.w2": tiles[f"{BLOCK}.w2"]}, *kernel) == {"w2": ["TILE16"]}
+    refused(*arguments, "--kernel", "dense-asm", code=2, reason="w2 is no operand of dense-asm")
     renamed = {name.replace("w13", "w13_weight"): x for name, x in tiles.items() if name.endswith("w13")}
     assert orders(renamed) == {"w13_weight": ["TILE16"]}
 

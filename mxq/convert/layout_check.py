@@ -58,7 +58,7 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
 
     Args:
         path: what ``mxq layout export`` wrote, or a safetensors file with tensors X.w13, X.w13_scale, X.w2 and
-            X.w2_scale, or X.weight and X.weight_scale (vLLM's names of experts' parameters are understood).
+            X.w2_scale, or X.weight and X.weight_scale, or with vLLM's names.
         source: the MXFP4 checkpoint.
         kernel: whose layout is expected; None: what the description says, and nothing if there is none.
         rank: of which GPU the operands are; None: what the description says, and all of it if there is none.
@@ -85,9 +85,6 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
         tensors, rank = open_tensors(path.parent, [path]), rank or Rank()
     found = [layout_dump.split(name) for name in tensors.tensors]
     known = [(name, *split) for name, split in zip(tensors.tensors, found, strict=True) if split is not None]
-    if kernel is not None and any((tensor not in kernel.orders) for _, _, tensor in known):
-        other = next(name for name, _, tensor in known if tensor not in kernel.orders)
-        raise UsageError(f"{path}: {other} is no operand of {kernel.name}", "choose another --kernel")
     by_operand: dict[str, dict[str, str]] = {}
     others = len(found) - len(known)
     for name, operand, tensor in known:
@@ -97,6 +94,8 @@ def check(path: Path, source: Path, kernel: Kernel | None, rank: Rank | None) ->
                 others += 1  # not packed: a norm, or what the recipe leaves alone
                 continue
             raise MxqError(f"{info.file}: {name} is {info.dtype}, not bytes", "store it as uint8")
+        if kernel is not None and tensor not in kernel.orders:
+            raise UsageError(f"{path}: {name} is no operand of {kernel.name}", "choose another --kernel")
         if by_operand.setdefault(operand, {}).setdefault(tensor, name) != name:
             raise MxqError(f"{info.file} holds {tensor} of {operand} twice", "remove what is left over")
     if not by_operand:
