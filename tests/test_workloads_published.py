@@ -246,6 +246,14 @@ def test_answers_of_humaneval_are_checked_by_its_tests() -> None:
     assert right(prompt, "```python\ndef twice(x):\n    return x\n```") is False
 
 
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [("-3", "-3"), ("10,080", "10080"), ("2.5", "2.5"), ("1,2", None), ("3, 5", None), ("90^\\circ", None), (7, "7")],
+)
+def test_of_math_answers_numbers_alone_are_checked(answer: object, number: str | None) -> None:
+    assert PUBLISHED["math500"].answer({"answer": answer}) == number
+
+
 def test_without_the_library_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -16,7 +16,7 @@ AS_IT_IS = "{text}"
 BOXED = "{text}\nPlease reason step by step, and put your final answer within \\boxed{}."
 SOLUTION = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{text}\n```"
 
-_NUMBER = re.compile(r"-?\d[\d,]*(\.\d+)?")
+_NUMBER = re.compile(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")  # "1,2" is two of them
 
 
 @dataclass(frozen=True)
