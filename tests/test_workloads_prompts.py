@@ -91,6 +91,7 @@ def test_a_limit_beyond_the_file_and_repeated_prompts_are_said(
         ([{"id": True, "prompt": "x"}], "line 1: id is true"),
         ([{"turns": []}], "line 1: 'turns' is not a list of texts"),
         ([{"turns": "x"}], "line 1: 'turns' is not a list of texts"),
+        ([{"turns": ["x"] * 200_000}], "line 1: 200,000 turns"),
         ([{"turns": ["x", None]}], "line 1: turn 2 is null"),
         ([{"turns": ["x"], "prompt": "x"}], "line 1: both 'prompt' and 'turns'"),
         ([{"turns": ["x", "y"], "answer": "4"}], "line 1: 'turns' with a reference answer"),

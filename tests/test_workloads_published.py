@@ -332,6 +332,11 @@ FIRST = ROWS["math500"][0]
         ("gsm8k", "gsm8k.jsonl.gz", gzip.compress(b"{}")[:-9], "it ends early"),
         ("gsm8k", "gsm8k.jsonl.gz", bomb, "holds more than"),
         ("gsm8k", HUB_FILES["gsm8k"], LFS, "is a pointer of Git LFS"),
+        (
+            *("humaneval", "humaneval.jsonl"),
+            json.dumps({**ROWS["humaneval"][0], "test": "\ud83d"}).encode(),
+            "line 1: test has half a character",
+        ),
         ("math500", HUB_FILES["math500"], json.dumps([FIRST, FIRST]).encode(), "line 1: list instead of an object"),
         ("math500", "math500.json", json.dumps([FIRST, FIRST]).encode(), "is on row 1 and again on row 2"),
         ("math500", "math500.jsonl", b'{"problem": "x", "unique_id": NaN}', "line 1: id is NaN"),

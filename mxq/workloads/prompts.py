@@ -23,6 +23,9 @@ from mxq.workloads.rows import numbered, parse_line, read_text
 _MOST_CHARACTERS = 1 << 22
 """Of one text: more than fills a context of 262,144 tokens, and than a tokenizer should be asked to take."""
 
+_MOST_TURNS = 100
+"""Of one conversation: what a turn is sent behind grows with each, and is kept for each."""
+
 _ROLES = ("system", "user", "assistant")
 
 
@@ -176,7 +179,7 @@ def _from_row(known: Published, row: Row, where: str, number: int) -> Conversati
     base = _identity(identity, where)
     if known.turns > 1:
         return _turns(base, texts)
-    return (Prompt(base, (("user", texts[0]),), known.answer(row), known.tests(row)),)
+    return (Prompt(base, (("user", texts[0]),), known.answer(row), _optional_text(known.tests(row), where, "test")),)
 
 
 def _field(row: Row, names: Sequence[str], where: str) -> tuple[str, Any]:
@@ -208,6 +211,8 @@ def _parse(line: str, where: str, default_id: str) -> Conversation:
         texts = value["turns"]
         if not isinstance(texts, list) or not texts:
             raise UsageError(f"{where}: 'turns' is not a list of texts", 'write {"turns": ["...", "..."]}')
+        if len(texts) > _MOST_TURNS:
+            raise UsageError(f"{where}: {len(texts):,} turns", f"at most {_MOST_TURNS} are taken")
         if answer or tests:
             raise UsageError(f"{where}: 'turns' with a reference answer", "leave out 'answer' and 'tests'")
         return _turns(identity, [_text(text, where, f"turn {turn}") for turn, text in enumerate(texts, start=1)])
