@@ -119,7 +119,7 @@ class ShardWriter:
         begin = encode_header(header)
         self._start = len(begin)
         self._lock = threading.Lock()
-        self._digest, self._hashed = hashlib.sha256(), 0
+        self._digest, self._hashed = hashlib.sha256(begin), len(begin)
         self._read = memoryview(bytearray(_HASHED_AT_ONCE))
         # No SimpleQueue: CPython 3.11's can wait for ever, whatever its timeout, where several threads get.
         self._free = queue.LifoQueue[bytearray]()
@@ -213,7 +213,6 @@ class ShardWriter:
                 if wrong := [name for name, left in self._left.items() if left]:
                     raise ValueError(f"{self.file.name}: {', '.join(wrong)} not filled to the end")
                 self.hash()
-                self._hash(self._start)  # of a shard without tensors
                 self._flush.result()
                 self.checksum = {"bytes": self._hashed, "sha256": self._digest.hexdigest()}
                 os.fsync(self._descriptor)
