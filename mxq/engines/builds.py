@@ -3,9 +3,10 @@
 Versions are those that a fact was read or seen in. What a version is not known to have is done without.
 """
 
-import importlib.metadata
 import re
+import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
@@ -58,7 +59,6 @@ PER_REQUEST_ACCEPTANCE = Feature(
     {"per-request-spec-decode-metrics": "detailed"},
     speculative=True,
 )
-TOKEN_IDS = Feature("0.10.2", "0.10.1", "vllm-project/vllm #22587; seen in 0.32.0")
 
 
 def has(feature: Feature, version: str | None) -> bool:
@@ -69,12 +69,19 @@ def has(feature: Feature, version: str | None) -> bool:
         return False
 
 
-def installed(hardware: str) -> str | None:
-    """Return the version of this environment's vLLM for a kind of hardware, None if there is none."""
+def installed(hardware: str, program: str) -> str | None:
+    """Return the version of vLLM that a program (a path of ``vllm`` or ``python``) is of; None if it cannot be told.
+
+    It is that of the Python beside it, which is asked without importing vLLM: that takes ten seconds.
+    """
+    place = Path(program)
+    python = place if place.name.startswith("python") else place.parent / "python"
+    code = f"import importlib.metadata; print(importlib.metadata.version({BUILDS[hardware].distribution!r}))"
     try:
-        return importlib.metadata.version(BUILDS[hardware].distribution)
-    except importlib.metadata.PackageNotFoundError:
+        asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
+    return asked.stdout.strip()
 
 
 def measurable(launch: Launch, version: str | None) -> Launch:
