@@ -92,6 +92,22 @@ def test_an_unknown_option_is_wrong_usage() -> None:
     assert "--recipe" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "said", "where"),
+    [
+        (["plan", "x", "--experts", "some"], "'some' is not one of 'per-expert', 'fused'.", "mxq plan"),
+        (["layout", "export"], "Missing argument 'MODEL'.", "mxq layout export"),
+    ],
+)
+def test_wrong_usage_is_a_line_and_where_to_look(line: list[str], said: str, where: str) -> None:
+    result = CliRunner().invoke(main, line)
+    first, second = result.stderr.splitlines()
+    assert result.exit_code == 2
+    assert first.startswith("error: ")
+    assert first.endswith(said)
+    assert second == f"  -> see {where} --help"
+
+
 def test_no_verb_shows_the_help() -> None:
     result = invoke()
     assert result.exit_code == 2

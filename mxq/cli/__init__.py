@@ -81,6 +81,11 @@ class _LazyGroup(click.Group):
         try:
             with _sigterm_interrupts(ctx):
                 return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:  # in the form of all others
+            path = ctx.command_path if error.ctx is None else error.ctx.command_path
+            _fail(ctx, f"error: {error.format_message()}", f"see {path} --help", error.exit_code)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise  # click knows what to do
         except errors.MxqError as error:
