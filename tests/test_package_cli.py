@@ -100,7 +100,7 @@ def test_an_unknown_option_is_wrong_usage() -> None:
     ],
 )
 def test_wrong_usage_is_a_line_and_where_to_look(line: list[str], said: str, where: str) -> None:
-    result = CliRunner().invoke(main, line)
+    result = CliRunner().invoke(cli.main, line, prog_name="mxq")
     first, second = result.stderr.splitlines()
     assert result.exit_code == 2
     assert first.startswith("error: ")
