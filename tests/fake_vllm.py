@@ -31,7 +31,7 @@ def option(name: str) -> str | None:
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
 
 
-MODEL = option("--served-model-name") or sys.argv[2]
+MODEL = option("--served-model-name") or (sys.argv[2] if __name__ == "__main__" else "")
 KEY = os.environ.get("VLLM_API_KEY")
 SPECULATIVE = "--speculative-config" in sys.argv
 HOW = os.environ.get("FAKE_VLLM", "").split()

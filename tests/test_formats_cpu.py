@@ -3,7 +3,7 @@
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,11 +232,42 @@ def test_machine_code_of_another_version_is_not_taken(
     assert len(list((tmp_path / "mxq").iterdir())) == 2
 
 
-def test_without_a_place_for_machine_code_it_is_compiled_each_time(compilations: list[str], tmp_path: Path) -> None:
-    (tmp_path / "mxq").write_text("a file where the directory should be")
+def nowhere(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "mxq").write_text("a file where the directory should be")
+
+
+def homeless(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as of a user whom the system does not know
+
+
+@pytest.mark.parametrize("place", [nowhere, homeless])
+def test_without_a_place_for_machine_code_it_is_compiled_each_time(
+    place: Callable[..., None], compilations: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(tmp_path, monkeypatch)
     quantize_like_a_new_process()
     quantize_like_a_new_process()
     assert len(compilations) == 2
+
+
+def test_what_is_no_file_of_this_user_is_not_taken_for_machine_code(
+    compilations: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantize_like_a_new_process()
+    (kept,) = (tmp_path / "mxq").iterdir()
+    whole = kept.rename(tmp_path / "whole")
+    kept.symlink_to(whole)
+    quantize_like_a_new_process()
+    assert len(compilations) == 2
+    kept.unlink()
+    os.mkfifo(kept)
+    quantize_like_a_new_process()
+    assert len(compilations) == 3
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    quantize_like_a_new_process()
+    assert len(compilations) == 4
 
 
 def _quantize_in_child(queue: "multiprocessing.Queue[int]") -> None:

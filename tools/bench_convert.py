@@ -93,11 +93,11 @@ def measure(
     return Run(seconds, peak)
 
 
-def convert(source: Path, jobs: int) -> Run:
+def convert(source: Path, jobs: int, *options: str) -> Run:
     """Convert with mxq."""
     out = source.with_name("out")
     mxq = Path(sys.executable).with_name("mxq")
-    return measure([mxq, "--quiet", "quantize", source, out, "--jobs", str(jobs)], source, out)
+    return measure([mxq, "--quiet", "quantize", source, out, "--jobs", str(jobs), *options], source, out)
 
 
 def peer(work: Path, name: str, source: Path) -> Run:
@@ -241,6 +241,8 @@ def conversion_rows(options: argparse.Namespace, work: Path) -> list[str]:
                 for what, (peak, must) in peaks.items()
             ]
             shutil.rmtree(one)
+            fused = [convert(source, options.jobs, "--experts", "fused").seconds for _ in range(options.repeats)]
+            rows.append(f"| ... with --experts fused, whose matrices are large, seconds | {_spread(fused)} | |")
             for name in options.peers:
                 run = peer(work, name, source)
                 ratios = [run.seconds / mine for mine in seconds]

@@ -32,7 +32,8 @@ class Bars:
 
     def update(self, count: float, of_bytes: bool) -> None:
         """Count what has arrived."""
-        if self._stopped.is_set():
+        # Xet, which is aborted, calls from a thread that is not Python's own and prints what is raised in it.
+        if self._stopped.is_set() and not isinstance(threading.current_thread(), threading._DummyThread):
             raise InterruptedError("the download was stopped")
         if of_bytes and self._advance is not None:
             with self._lock:

@@ -21,7 +21,7 @@ from mxq.checkpoint.reader import SINGLE
 
 _HASHED_AT_ONCE = 1 << 20
 _BUFFER = 1 << 19
-_PATIENCE_S = 0.02
+_PATIENCE_S = 0.005
 _FLUSHED_AT_ONCE = 64 << 20
 
 
@@ -137,7 +137,8 @@ class ShardWriter:
     def buffer(self, count: int) -> memoryview | None:
         """Return memory of ``count`` bytes to be filled and then written, once; None if there is none.
 
-        It waits a little for one: the checksum, which gives them back, is then what should have the processor.
+        It waits a little for one: the checksum, which gives them back, is then what should have the processor. Ask for
+        what is written in the order of the file, because in that order they come back.
         """
         if not self._buffers or count > _BUFFER:
             return None

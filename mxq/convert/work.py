@@ -128,7 +128,8 @@ class _Quantize:
         devices = self.work.devices
         rows = _rows(tensor.dtype, self.work.rule, devices[memory.thread % len(devices)] if devices else None)
         count, found = self.stop - self.start, []
-        made = [buffer(writer, f"1/{n}", count * (columns // n)) for n in (2, BLOCK)]
+        # Scales lie behind all codes of their matrix: until then they would keep memory that codes wait for.
+        made = (buffer(writer, "codes", count * columns // 2), memory.of("scales", count * columns // BLOCK).data)
         packed, scale = (np.frombuffer(view, np.uint8).reshape(count, -1) for view in made)
         step = max(1, rows.at_once // columns)
         for first in range(0, count, step):

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import llvmlite.binding as llvm
 
 from mxq.files import atomic_write
 
-_DIGEST = 32
+_DIGEST, _LARGEST = 32, 1 << 24
 _lock = threading.Lock()
 _engines: list[Any] = []  # what functions are called in
 
@@ -36,11 +37,13 @@ def function(name: str, source: Callable[[str], str], version: bytes, types: Seq
         target, features = _processor()
         made_of = (name, version, Path(__file__).read_bytes(), llvmlite.__version__, llvm.llvm_version_info)
         made_for = (target.triple, llvm.get_host_cpu_name(), features)
-        kept = _directory() / f"{hashlib.sha256(repr((made_of, made_for)).encode()).hexdigest()[:32]}.o"
-        code = _read(kept)
+        directory, key = _directory(), hashlib.sha256(repr((made_of, made_for)).encode()).hexdigest()
+        kept = None if directory is None else directory / f"{key[:32]}.o"
+        code = None if kept is None else _read(kept)
         if code is None:
             code = _compile(source(name), target, features)
-            _keep(kept, code)
+            if kept is not None:
+                _keep(kept, code)
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target, features))
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
@@ -85,22 +88,32 @@ def _compile(source: str, target: Any, features: str) -> bytes:
     return bytes(machine.emit_object(module))
 
 
-def _directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "mxq"
+def _directory() -> Path | None:
+    """Return where machine code is kept; None if that is nowhere, as for a user without a home."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # and so of no meaning, says the specification
+        cache = Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 (Path's own raises where there is no home)
+    return cache / "mxq" if cache.is_absolute() else None
 
 
 def _read(kept: Path) -> bytes | None:
-    """Return machine code, or None if there is none that is whole."""
+    """Return machine code, or None if there is none that is whole and this user's."""
     try:
-        digest, code = (content := kept.read_bytes())[:_DIGEST], content[_DIGEST:]
+        # Without waiting, lest it is a pipe.
+        with os.fdopen(os.open(kept, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as stream:
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size > _LARGEST:
+                return None
+            content = stream.read(_LARGEST)
     except OSError:
         return None
+    digest, code = content[:_DIGEST], content[_DIGEST:]
     return code if hashlib.sha256(code).digest() == digest else None
 
 
 def _keep(kept: Path, code: bytes) -> None:
     """Write machine code down, where that can be done."""
     with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_write(kept, "wb") as stream:
             stream.write(hashlib.sha256(code).digest() + code)
