@@ -38,7 +38,7 @@ class ErrorMeter:
         error = math.sqrt(self._noise / self._signal) if self._signal else None
         return {
             "sqnr_db": round(-20 * math.log10(error), 4) if error else None,
-            "relative_error": None if error is None else round(error, 8),
+            "relative_error": None if error is None else round(error, 6),
             "saturated": self._saturated / elements,
             "blocks": elements // BLOCK,
             "zero_blocks": self._zero_blocks,

@@ -20,7 +20,7 @@ from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.writer import Shard, ShardWriter
 from mxq.progress import Advance
 
-_BYTES_AT_ONCE = 1 << 19
+_BYTES_AT_ONCE = 1 << 20
 _BUFFERS = 4
 
 R_co = TypeVar("R_co", covariant=True)
