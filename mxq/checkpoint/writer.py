@@ -118,7 +118,7 @@ class ShardWriter:
             self._places[tensor.name] = (offset, end)
             offset = end
         begin = encode_header(header)
-        self._start = len(begin)
+        self._start, self._end = len(begin), len(begin) + offset
         self._lock = threading.Lock()
         self._digest, self._hashed = hashlib.sha256(begin), len(begin)
         self._read = memoryview(bytearray(_HASHED_AT_ONCE))
@@ -127,14 +127,12 @@ class ShardWriter:
         self._buffers = {id(buffer): buffer for buffer in (bytearray(_BUFFER) for _ in range(buffers))}
         for buffer in self._buffers.values():
             self._free.put(buffer)
-        self._written: dict[int, memoryview] = {}
-        self._unhashed = iter(self._places)
-        self._next = next(self._unhashed, None)
+        self._written: dict[int, memoryview | int] = {}  # by place: what is still in memory, how much only in the file
         self._flusher, self._flush, self._flushed = ThreadPoolExecutor(1, "flush"), Future[None](), 0
         self._flush.set_result(None)
         self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            _reserve(self._descriptor, self._start + offset)
+            _reserve(self._descriptor, self._end)
             self._put(0, memoryview(begin))
         except BaseException:
             os.close(self._descriptor)
@@ -164,8 +162,8 @@ class ShardWriter:
             raise ValueError(f"{name} is larger than its place in {self.file.name}")
         with self._lock:  # which the system has as well for a file, and waits for busily
             self._put(self._start + begin + start, view)
-            if id(view.obj) in self._buffers:
-                self._written[self._start + begin + start] = view
+            if len(view):
+                self._written[self._start + begin + start] = view if id(view.obj) in self._buffers else len(view)
             self._left[name] -= len(view)
 
     def hash(self) -> None:
@@ -173,36 +171,25 @@ class ShardWriter:
 
         Another one brings it to the disk meanwhile, so that there is less to wait for in the end.
         """
-        self._hash_written()
-        while self._next is not None and self._left[self._next] == 0:
-            self._hash(self._start + self._places[self._next][1])
-            self._next = next(self._unhashed, None)
+        while (found := self._written.pop(self._hashed, None)) is not None:
+            if isinstance(found, int):
+                self._read_and_hash(self._hashed + found)
+            else:
+                self._digest.update(found)
+                self._hashed += len(found)
+                self._free.put(self._buffers[id(found.obj)])
         if self._hashed - self._flushed >= _FLUSHED_AT_ONCE and self._flush.done():
             self._flush.result()
             self._flush, self._flushed = self._flusher.submit(os.fdatasync, self._descriptor), self._hashed
 
-    def _hash(self, end: int) -> None:
-        while self._hash_written() < end:
+    def _read_and_hash(self, end: int) -> None:
+        while self._hashed < end:
             view = self._read[: end - self._hashed]
             count = os.preadv(self._descriptor, [view], self._hashed)
             if not count:
                 raise OSError(errno.EIO, "what was written is not there", str(self.file))
             self._digest.update(view[:count])
             self._hashed += count
-            with self._lock:
-                for position in [position for position in self._written if position < self._hashed]:
-                    self._release(self._written.pop(position))
-
-    def _hash_written(self) -> int:
-        """Take into the checksum what is in memory and next; return how much of the file is in it."""
-        while (view := self._written.pop(self._hashed, None)) is not None:
-            self._digest.update(view)
-            self._hashed += len(view)
-            self._release(view)
-        return self._hashed
-
-    def _release(self, view: memoryview) -> None:
-        self._free.put(self._buffers[id(view.obj)])
 
     def _put(self, position: int, view: memoryview) -> None:
         done = 0
@@ -220,6 +207,7 @@ class ShardWriter:
                 if wrong := [name for name, left in self._left.items() if left]:
                     raise ValueError(f"{self.file.name}: {', '.join(wrong)} not filled to the end")
                 self.hash()
+                self._read_and_hash(self._end)  # of what was written twice, the rest
                 self._flush.result()
                 self.checksum = {"bytes": self._hashed, "sha256": self._digest.hexdigest()}
                 os.fsync(self._descriptor)
