@@ -29,7 +29,7 @@ class Sizes(click.ParamType[tuple[int, ...]]):
         found: list[int] = []
         for part in value.split(","):
             if not (part.strip().isdecimal() and part.isascii() and len(part) < 10 and int(part)):
-                self.fail(f"{part!r} is not a positive integer; write sizes as 1,2,4,8", param, ctx)
+                self.fail(f"{part!r:.40} is not a positive integer; write sizes as 1,2,4,8", param, ctx)
             if int(part) in found:
                 self.fail(f"{int(part)} is there twice", param, ctx)
             found.append(int(part))

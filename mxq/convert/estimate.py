@@ -20,9 +20,10 @@ from mxq.formats.rules import BLOCK
 
 _SAMPLE = 1 << 22
 _TRIES = 5
-# Measured: Python with numpy and LLVM, which compiles the kernel (30 MB less where its machine code was kept); a
-# thread's buffers, and what the allocator keeps for it; a tensor of the output, in plan, manifest and journal.
-_BASE_BYTES, _THREAD_BYTES, _TENSOR_BYTES = 128_000_000, 10_000_000, 3_000
+# Measured: Python with numpy and LLVM, which compiles the kernel (up to 70 MB less where its machine code was kept and
+# the system maps less of LLVM's); a thread's buffers, and what the allocator keeps for it; a tensor of the output, in
+# plan, manifest and journal.
+_BASE_BYTES, _THREAD_BYTES, _TENSOR_BYTES = 168_000_000, 10_000_000, 3_000
 _READ_S, _WRITE_S = 0.2e-9, 0.4e-9  # of system calls, per byte
 _START_S = 0.4
 
