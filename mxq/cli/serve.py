@@ -4,9 +4,7 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -188,19 +186,15 @@ def _served(spec: str) -> "Served":
 
 def _become(made: "Launch", hardware: str) -> None:
     from mxq.engines.launch import HARDWARE
+    from mxq.engines.process import found
 
     program, *arguments = made.argv
-    beside = Path(sys.executable).parent / program
-    found: str | None
-    if program == "python":
-        found = sys.executable if importlib.util.find_spec("vllm") is not None else None
-    else:
-        found = str(beside) if beside.exists() else shutil.which(program)
-    if found is None:
+    path = found(program)
+    if path is None or (program == "python" and importlib.util.find_spec("vllm") is None):
         raise MxqError(
             "vLLM is not installed where mxq is" + ("" if program == "python" else ", nor on the PATH"),
             f"{HARDWARE[hardware].install}; or --print the command and run it where it is",
         )
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(found, [found, *arguments], os.environ | dict(made.env))
+    os.execve(path, [path, *arguments], os.environ | dict(made.env))

@@ -100,8 +100,8 @@ def started(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[
         UsageError: there is no such program.
         OSError: the log cannot be written.
     """
-    found = program(argv[0])
-    command = [sys.executable, "-I", "-S", str(guard.__file__), str(GRACE_S), found, *argv[1:]]
+    path = program(argv[0])
+    command = [sys.executable, "-I", "-S", str(guard.__file__), str(GRACE_S), path, *argv[1:]]
     with log.open("ab") as stream:
         begin = stream.tell()
         process = subprocess.Popen(
@@ -112,27 +112,29 @@ def started(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[
             env={**os.environ, **env},
             start_new_session=True,  # Ctrl-C is for this process, which then ends the server
         )
-    server = ServerProcess((found, *argv[1:]), log, process, begin)
+    server = ServerProcess((path, *argv[1:]), log, process, begin)
     try:
         yield server
     finally:
         server.stop()
 
 
-def program(name: str) -> str:
-    """Return the path of a program: "python" is this one; others are looked for beside it, then on the PATH.
-
-    Raises UsageError if there is none.
-    """
+def found(name: str) -> str | None:
+    """Return the path of a program: "python" is this one; others are looked for beside it, then on the PATH."""
     if name == "python":
         return sys.executable
     beside = Path(sys.executable).parent / name
-    found = str(beside) if os.sep not in name and beside.exists() else shutil.which(name)
-    if found is None:
+    return str(beside) if os.sep not in name and beside.exists() else shutil.which(name)
+
+
+def program(name: str) -> str:
+    """Return what :func:`found` does; raise UsageError if there is none."""
+    path = found(name)
+    if path is None:
         raise UsageError(
             f"there is no program {name!r} where mxq is, nor on the PATH", "install vLLM, or attach to one"
         )
-    return found
+    return path
 
 
 def free_port(host: str = "127.0.0.1") -> int:
