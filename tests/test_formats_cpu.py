@@ -161,7 +161,7 @@ def test_threads_change_nothing() -> None:
 
 def test_a_limit_that_is_one_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = cpu_rows._limits("BF16", False).copy()
-    limits[:, 3] -= 1  # what should be rounded down to 1.5 at its upper end becomes 2
+    limits[:, 1] += 1  # what should be rounded up to 1 at its lower end becomes 0.5
     monkeypatch.setattr(cpu_rows, "_limits", lambda kind, signed_zero: limits)
     x = dict(numbers(torch.bfloat16, every=61))["rounding boundaries"]
     with pytest.raises(AssertionError, match="codes of tensor differ"):

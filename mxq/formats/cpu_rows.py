@@ -1,8 +1,8 @@
 """MXFP4 on a CPU, of rows of numbers given by their bits: codes, scales and the error, in one pass over memory.
 
 The kernel (:mod:`mxq.formats.cpu_kernel`) never computes with the numbers it rounds. As integers, the bits of floats
-without their sign are ordered as the magnitudes are, so an element's code is how many of seven limits its bits exceed.
-Where a limit lies at a scale is computed here, exactly, per type, ties included.
+without their sign are ordered as the magnitudes are, and an element's code follows from how far they are above those of
+its scale. Where limits lie at a scale is computed here, exactly, per type, ties included.
 
 There is no torch here, whose import takes longer than the quantization of a gigabyte. Threads are Python's: the kernel
 holds no lock.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mxq.formats.cpu_kernel import COLUMNS, COUNTS, LIMITS, SATURATED, SIGN, compiled
+from mxq.formats.cpu_kernel import COLUMNS, COUNTS, LIMITS, OFFSET, SATURATED, SIGN, compiled
 from mxq.formats.rules import BLOCK, NAN_BYTE, scale_rule
 
 _LARGEST_BYTE = 253
@@ -145,22 +145,24 @@ if hasattr(os, "register_at_fork"):
 
 @functools.lru_cache
 def _limits(name: str, signed_zero: bool) -> npt.NDArray[Any]:
-    """Return, for every scale byte, the largest bits that do not exceed each limit, in the kind's integers.
+    """Return, for every scale byte, the largest bits that do not exceed each limit, and the scale: [256, 5] integers.
 
-    It is [256, 9, 32]: 32 times the same, as whole vectors to compare with. No magnitude exceeds a limit of bytes that
-    no number is divided by.
+    Those of float16, whose elements are taken as float32, are that kind's. Nothing exceeds a limit of the bytes that no
+    number is divided by, nor the scale.
     """
-    kind = KINDS[name]
-    result = np.full((256, COLUMNS), np.iinfo(np.int32 if name == "F32" else np.int16).max, np.int64)
+    kind = KINDS["F32" if name == "F16" else name]
+    result = np.full((256, COLUMNS), np.iinfo(kind.bits).max, kind.bits)
     for byte in range(1, _LARGEST_BYTE + 1):
         scale = math.ldexp(1.0, byte - 127)
         for i, limit in enumerate(LIMITS):
             result[byte, i] = _largest_bits(limit * scale, kind, below=i % 2 == 1)
+        # The bits of the scale, less those of 2 to the -126: so much are the bits of 1.0 above the code 2.
+        result[byte, OFFSET] = (byte - 1) << kind.mantissa
         result[byte, SATURATED] = _largest_bits(6 * scale, kind, below=False)
     result[:, SIGN] = result[:, 0]
     if signed_zero:
         result[:NAN_BYTE, SIGN] = -1
-    return np.repeat(result.astype(kind.bits)[..., None], BLOCK, axis=-1)
+    return result
 
 
 def _largest_bits(value: float, kind: Kind, *, below: bool) -> int:
