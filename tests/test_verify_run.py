@@ -377,6 +377,11 @@ def test_another_source_is_not_taken_for_the_right_one(converted_dense: Path, tm
     assert any("quantizes to" in problem or "same bytes" in problem for problem in problems)
 
 
+def test_a_source_of_another_model_is_doubted_before_the_conversion(converted_dense: Path, moe_source: Path) -> None:
+    advice = {problem.fix for problem in verify(converted_dense, moe_source, rows=0).problems}
+    assert advice == {f"is {moe_source} what it was made from? If so, convert it again"}
+
+
 def test_broken_files_are_problems_of_the_output_and_errors_of_the_source(
     converted_dense: Path, dense_source: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from mxq.files import sha256_file
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
 from mxq.progress import progress
-from mxq.verify.findings import Problem, Report, about
+from mxq.verify.findings import CONVERT_AGAIN, Problem, Report, about
 from mxq.verify.requantize import requantize
 from mxq.verify.structure import Module, modules, scales_of
 
@@ -118,12 +118,19 @@ def _names(
             other.append(f"{name} is {what}")
     extra = sorted(checkpoint.tensors.keys() - accounted)
     extra += sorted(name for name in ours.keys() - theirs.keys() if f"{name}.weight" not in extra)
+    # Both at once is what another model looks like, and not what a conversion does wrong.
+    another = f"is {source.path} what it was made from? If so, {CONVERT_AGAIN}" if missing and extra else None
     problems = [
-        *about(missing, "{} of the source is missing", many="{} of the source are missing"),
+        *about(missing, "{} of the source is missing", another or CONVERT_AGAIN, many="{} of the source are missing"),
         *about(other, "{}"),
         *about(parts, "{} is not quantized, and the rest is"),
         *about(shapes, "{}"),
-        *about(extra, "{} is not in the source", "remove what the source has not", many="{} are not in the source"),
+        *about(
+            extra,
+            "{} is not in the source",
+            another or "remove what the source has not",
+            many="{} are not in the source",
+        ),
     ]
     return f"{len(source.tensors)} tensors, {len(theirs)} matrices", problems
 

@@ -131,5 +131,6 @@ def _check_files(path: Path, files: dict[str, Any]) -> list[Problem]:
             problems.append(Problem(error.message, error.hint or CONVERT_AGAIN))
     for name, actual in manifest.checksums(held).items():
         if actual != files[name] and name != CARD:  # which people go on writing
-            problems.append(Problem(f"{name} changed after it was written: its sha256 is not that in the manifest"))
+            what = f"{name} changed after it was written: its sha256 is not that in the manifest"
+            problems.append(Problem(what, f"put the file back as it was, or {CONVERT_AGAIN}"))
     return problems
