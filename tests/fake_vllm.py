@@ -3,6 +3,11 @@
 
 What happens at the start is in the variable FAKE_VLLM, what happens to a request in its prompt. The passes of every
 answer are those of :data:`PASSES`; tokens are 100, 101, 102, ...
+
+With the word ``answers``, prompts of token ids are answered one by one: each token follows from all before it, and says
+nothing else than a model would. FAKE_VLLM_DIR then has a line of ``starts`` for each start, and of ``requests.jsonl``
+for each request. ``NAME@N#S`` plants what a prompt NAME would do into the N-th request of the S-th start, and a word of
+the start followed by ``#S`` happens in the S-th only. ``parts`` lets speculation part from plain answers by a near tie.
 """
 
 import asyncio
@@ -13,6 +18,9 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 PASSES = [(3, 3), (0, 3), (2, 3), (3, 3)]
@@ -21,8 +29,9 @@ HISTOGRAM = [1, 0, 1, 2]
 TOKENS = list(range(100, 113))
 SPLIT = [1, 4, 1, 3, 4]
 
+served: list[int] = []
 counted = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
-positions = [0, 0, 0]
+positions = [0] * 64
 totals = {"tokens": 0, "requests": 0, "running": 0, "dead": 0}
 
 
@@ -34,7 +43,27 @@ def option(name: str) -> str | None:
 MODEL = option("--served-model-name") or (sys.argv[2] if __name__ == "__main__" else "")
 KEY = os.environ.get("VLLM_API_KEY")
 SPECULATIVE = "--speculative-config" in sys.argv
-HOW = os.environ.get("FAKE_VLLM", "").split()
+DIRECTORY = Path(os.environ["FAKE_VLLM_DIR"]) if "FAKE_VLLM_DIR" in os.environ else None
+
+
+def started() -> int:
+    """Count this start, and return which one it is."""
+    if DIRECTORY is None or __name__ != "__main__":
+        return 1
+    with (DIRECTORY / "starts").open("a") as stream:
+        stream.write(" ".join(sys.argv[1:]) + "\n")
+    return len((DIRECTORY / "starts").read_text().splitlines())
+
+
+START = started()
+HOW = [
+    word.partition("#")[0]
+    for word in os.environ.get("FAKE_VLLM", "").split()
+    if word.endswith(f"#{START}") or "#" not in word
+]
+PLANTED = {int(at): name.replace("-", " ") for name, _, at in (word.partition("@") for word in HOW) if at}
+K = json.loads(option("--speculative-config") or "{}").get("num_speculative_tokens", 0)
+totals["running"] += "busy" in HOW  # a request of somebody else's
 DETAILED = "--per-request-spec-decode-metrics" in sys.argv
 
 
@@ -55,17 +84,17 @@ def metrics() -> str:
     ]
     if SPECULATIVE:
         lines += [f"vllm:spec_decode_num_{name}_total{{{label}}} {value}.0" for name, value in counted.items()]
-        for position, value in enumerate(positions):
+        for position, value in enumerate(positions[: K or 3]):
             name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
             lines.append(f'{name}{{{label},position="{position}"}} {value}.0')
     return "\n".join(lines) + "\n"
 
 
-def count() -> None:
+def count(tokens: int = len(TOKENS), passes: Sequence[tuple[int, int]] = tuple(PASSES)) -> None:
     """Count one answer."""
-    totals["tokens"] += len(TOKENS)
+    totals["tokens"] += tokens
     totals["requests"] += 1
-    for accepted, drafted in PASSES if SPECULATIVE else ():
+    for accepted, drafted in passes if SPECULATIVE else ():
         counted["drafts"] += 1
         counted["draft_tokens"] += drafted
         counted["accepted_tokens"] += accepted
@@ -102,19 +131,80 @@ def events(chat: bool) -> list[dict[str, Any]]:
     return [*made, last]
 
 
+def likeliest(ids: Sequence[int]) -> int:
+    """Return the token that follows a sequence; the next larger one is nearly as likely."""
+    return 10 + zlib.crc32(str(list(ids)).encode()) % 190
+
+
+def answered(body: dict[str, Any]) -> tuple[list[dict[str, Any]], int, list[tuple[int, int]]]:
+    """Return events, number of tokens and passes of an answer to token ids."""
+    prompt, limit, stop = body["prompt"], body["max_tokens"], body.get("stop_token_ids") or []
+    tokens: list[int] = []
+    while len(tokens) < limit and not (tokens and tokens[-1] in stop):
+        token = likeliest([*prompt, *tokens])
+        if "parts" in HOW and SPECULATIVE and len(tokens) == 4 and token % 3 == 0:
+            token += 1
+        tokens.append(stop[0] if stop and token % 16 == 0 and len(tokens) > 5 else token)
+    passes: list[tuple[int, int]] = []
+    sizes = [1]
+    while sum(sizes) < len(tokens):
+        accepted = zlib.crc32(str([K, *prompt, sum(sizes)]).encode()) % (K + 1)
+        passes += [(accepted, K)] if K else []
+        sizes.append(min(accepted + 1, len(tokens) - sum(sizes)))
+    made: list[dict[str, Any]] = []
+    for end in (sum(sizes[: i + 1]) for i in range(len(sizes))):
+        ids = tokens[end - sizes[len(made)] : end]
+        reason = None if end < len(tokens) else "stop" if tokens[-1] in stop else "length"
+        made.append({"choices": [{"index": 0, "finish_reason": reason, "token_ids": ids, "text": " x" * len(ids)}]})
+    last: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}}
+    if DETAILED:
+        said = {
+            "acceptance_histogram": [sum(accepted == n for accepted, _ in passes) for n in range(K + 1)],
+            "num_spec_steps": len(passes),
+            "num_accepted_draft_tokens": sum(accepted for accepted, _ in passes),
+            "num_draft_tokens": K * len(passes),
+            "per_step_accepted": [accepted for accepted, _ in passes],
+            "per_step_drafted": [K] * len(passes),
+        }
+        last["metrics"] = {"speculative_decoding": said}
+    return [*made, last], len(tokens), passes
+
+
+def likely(body: dict[str, Any]) -> str:
+    """Return what is said of the tokens that may follow a prompt."""
+    token = likeliest(body["prompt"])
+    found = {token: -0.7, token + 1: -0.71, token + 2: -4.0}
+    top = {f"token_id:{name}": value for name, value in found.items()}
+    return json.dumps({"choices": [{"token_ids": [token], "logprobs": {"top_logprobs": [top]}}]})
+
+
 async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     """Answer a request as its prompt says."""
     chat = "messages" in body
     how = body["messages"][-1]["content"] if chat else body["prompt"]
+    by_ids = "answers" in HOW and not chat and isinstance(how, list)
+    if by_ids and "logprobs" in body and "dies-of-likelihoods" in HOW:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if by_ids and "logprobs" in body:
+        return send(writer, 404 if "silent-likelihoods" in HOW else 200, likely(body))
+    if by_ids:
+        served.append(1)
+        how = PLANTED.get(len(served), "")
+        if DIRECTORY is not None:
+            with (DIRECTORY / "requests.jsonl").open("a") as stream:
+                about = {"start": START, "running": totals["running"], "seed": body["seed"]}
+                stream.write(json.dumps(about | {"prompt": body["prompt"], "limit": body["max_tokens"]}) + "\n")
     if body["model"] != MODEL:
         return send(writer, 404, json.dumps({"error": {"message": f"The model `{body['model']}` does not exist."}}))
-    if how in ("500", "429"):
+    if how in ("500", "429", "503"):
         return send(writer, int(how), json.dumps({"error": {"message": "as it was\nasked", "code": int(how)}}))
     if how == "reset":
         totals.update(tokens=0, requests=0)
     if how == "silent":
         await asyncio.sleep(60)
-    made = events(chat)
+    if body.get("stream") is False:
+        return send(writer, 200, "[]" if how == "odd" else json.dumps({"choices": [{"token_ids": TOKENS}]}))
+    made, tokens, passes = answered(body) if by_ids else (events(chat), len(TOKENS), PASSES)
     if how == "miscounted":
         made[-1]["usage"]["completion_tokens"] += 1
     if how == "uncounted":
@@ -127,28 +217,29 @@ async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         totals["dead"] = 1
         log("ERROR", "EngineCore encountered a fatal error.", "ValueError: planted in the engine")
     if how in ("gives up", "engine dies"):
-        made[3:] = [{"error": {"message": "EngineCore encountered an issue.", "code": 500}}]
+        made[1 if by_ids else 3 :] = [{"error": {"message": "EngineCore encountered an issue.", "code": 500}}]
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
     totals["running"] += 1
     for number, event in enumerate(made):
         data = f"data: {json.dumps(event)}\n\n".encode()
-        if number == 3 and how == "broken":
+        at = min(3, len(made) - 1)
+        if number == at and how == "broken":
             data = data[:30] + b"\n\n"
-        if number == 3 and how == "cut":
+        if number == at and how == "cut":
             data, how = data[:30], "cut now"
         chunk(writer, data)
         await writer.drain()
         if how == "cut now":
             writer.transport.abort()
             return None
-        if number == 3 and how == "dies":
+        if number == at and how == "dies":
             log("ERROR", "EngineCore encountered a fatal error.", "ValueError: planted")
             os.kill(os.getpid(), signal.SIGKILL)
-        if number == 3 and how == "stalls":
+        if number == at and how == "stalls":
             await asyncio.sleep(60)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(float(os.environ.get("FAKE_VLLM_PAUSE", "0.005")))
     totals["running"] -= 1
-    count()
+    count(tokens, passes)
     if how != "unfinished":
         chunk(writer, b"data: [DONE]\n\n")
     chunk(writer, b"")
@@ -181,7 +272,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             elif path == "/version":
                 send(writer, 200, '{"version": "0.32.0"}')
             elif path == "/v1/models":
-                send(writer, 200, json.dumps({"object": "list", "data": [{"id": MODEL}]}))
+                send(writer, 200, json.dumps({"object": "list", "data": [{"id": MODEL, "root": sys.argv[2]}]}))
             elif path == "/metrics":
                 send(writer, 404 if "uncounting" in HOW else 200, metrics())
             else:
@@ -198,7 +289,7 @@ def log(level: str, *messages: str) -> None:
 
 async def main() -> None:
     """Start as FAKE_VLLM says, then serve."""
-    log("INFO", "vLLM server version 0.32.0, serving model " + MODEL)
+    log("INFO", "vLLM server version 0.32.0, serving model " + MODEL, *os.environ.get("FAKE_VLLM_LOG", "").splitlines())
     if "memory" in HOW:
         text = "Available memory on node 0 (21.19/23.54 GiB) is less than requested memory for kv (400.0 GiB)."
         log("ERROR", f"ValueError: {text}", f"RuntimeError: Worker failed with error '{text}'")

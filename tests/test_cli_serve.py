@@ -149,10 +149,32 @@ def test_what_an_h200_computes_of_mxfp4_is_a_warning(
     assert said(foreign.autoround(converted_moe, tmp_path / "autoround")) == {W4A16}
 
 
+def test_on_a_cpu_mxfp4_is_emulated_where_vllm_finds_the_plugin(
+    converted_moe: Path, converted_dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "mxq_plugin-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mxq-plugin\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[vllm.general_plugins]\nmxq = mxq.engines.plugin:register\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    packed = foreign.compressed_tensors(converted_moe, tmp_path / "ct")
+    for target in (converted_moe, converted_dense, packed):
+        assert "mxq's plugin emulates them" in printed(target, *CPU)[2]
+    assert "emulates" not in printed("testbed:dense", *CPU)[2]
+    assert "they are for NVIDIA GPUs" in refused(foreign.autoround(converted_moe, tmp_path / "autoround-experts"), *CPU)
+    autoround = foreign.autoround(converted_dense, tmp_path / "autoround")
+    assert "whatever the checkpoint says" not in printed(autoround, *CPU)[2]
+    edit_json(autoround / "config.json", lambda config: config["quantization_config"].update(act_bits=16))
+    assert "whatever the checkpoint says" in printed(autoround, *CPU)[2]
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    assert "no kernel for MXFP4 linears on processors" in refused(converted_dense, *CPU)
+
+
 def test_on_a_cpu_mxfp4_experts_are_served_and_nothing_else_of_it(
-    converted_moe: Path, converted_dense: Path, tmp_path: Path
+    converted_moe: Path, converted_dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As tried with vLLM 0.32 on a processor with AMX: tokens are those of the dequantized checkpoint."""
+    monkeypatch.setenv("VLLM_PLUGINS", "")
     amx, w4a16 = "needs AMX", "runs MXFP4 experts with bf16 activations (W4A16)"
     said = printed(converted_moe, *CPU)[2]
     assert amx in said

@@ -122,10 +122,13 @@ def assert_near_ties(models: Models, comparisons: Sequence[Comparison]) -> None:
 
 
 @pytest.mark.parametrize("method", ["dflash", "guessing"])
-def test_bf16_differences_are_near_ties(tiny_models: Models, method: str) -> None:
-    target = decode.load_target(tiny_models.target)
+def test_bf16_differences_are_near_ties(dense_models: Models, method: str) -> None:
+    """Not so of a random MoE: its router is undecided between experts, and which of them run then depends on rounding
+    that differs between processors. The trained one is tested below, and in float32 a random one above.
+    """
+    target = decode.load_target(dense_models.target)
     prompts = [random_prompt(seed) for seed in range(4)]
-    assert_near_ties(tiny_models, compare(target, prompts, make_drafter(tiny_models, target, method), 20))
+    assert_near_ties(dense_models, compare(target, prompts, make_drafter(dense_models, target, method), 20))
 
 
 @pytest.mark.slow

@@ -116,6 +116,14 @@ def test_an_answer_that_does_not_end_is_given_up(endpoint: Endpoint) -> None:
     assert error.lost
 
 
+def test_what_is_answered_at_once_is_an_object_or_a_line(endpoint: Endpoint) -> None:
+    request = {"model": endpoint.model, "prompt": [1], "stream": False}
+    assert using(endpoint, lambda client: client.post_json("/v1/completions", request))["choices"]
+    for wrong, reason in [(request | {"model": "x"}, "answers 404"), (request | {"prompt": "odd"}, "no JSON object")]:
+        with pytest.raises(ServerError, match=reason):
+            using(endpoint, lambda client, wrong=wrong: client.post_json("/v1/completions", wrong))  # type: ignore[misc]
+
+
 def test_another_model_is_a_line(endpoint: Endpoint) -> None:
     other = Endpoint(endpoint.base_url, "other")
     assert "answers 404: The model `other` does not exist." in failure(other, "well").message

@@ -40,6 +40,7 @@ def test_every_arm_gives_the_tokens_of_plain_decoding(dense_models: Models) -> N
             done = decoder.generate(PROMPT, max_tokens=20, seed=0)
             assert list(done.token_ids) == expected.token_ids
             assert done.finish_reason == "length"
+            assert done.drafted is not None
             assert all(count == arm.num_speculative_tokens for count in done.drafted)
             assert bool(done.drafted) == (arm.method != "ar")
             assert done.duration_s >= done.ttft_s > 0

@@ -40,7 +40,7 @@ def failing(made: Launch, log: Path, ready_s: float = 20) -> MxqError:
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it goes while it is read
         return True
 
 
@@ -127,10 +127,25 @@ def test_the_guard_being_killed_leaves_none(tmp_path: Path) -> None:
     assert all_gone(grouped)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: operator torchvision::nms does not exist",
+        "OSError: Could not load this library: site-packages/torchcodec/libtorchcodec_image.so",
+    ],
+)
+def test_packages_for_another_torch_have_a_hint(line: str, tmp_path: Path) -> None:
+    with process.started(["echo", line], {}, tmp_path / "log") as server:
+        while not server.ended:
+            time.sleep(0.02)
+        found = server.failure("the server ended")
+    assert "built for another torch" in found.message
+    assert "python -m mxq.engines.cpu_build" in str(found.hint)
+
+
 def test_why_it_is_not_ready_is_a_line_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("ValueError: of an earlier server\n")
-    begin = time.monotonic()
     memory = failing(command("memory"), log)
     assert "exit code 1" in memory.message
     assert "out of memory" in memory.message
@@ -139,12 +154,21 @@ def test_why_it_is_not_ready_is_a_line_of_its_log(tmp_path: Path) -> None:
     options = failing(command("options"), log)
     assert "exit code 2" in options.message
     assert "unrecognized arguments: --nonsense" in options.message
-    assert time.monotonic() - begin < 10
     slow = failing(command("slow"), log, ready_s=0.5)
     assert "not ready after 0.5 s" in slow.message
     assert "Loading weights took" in slow.message
     assert "earlier" not in f"{memory}{options}{slow}"
     assert str(log) in f"{memory}{options}{slow}"
+
+
+def test_a_start_can_be_given_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with (
+        pytest.raises(ServerError, match="given up"),
+        serving(command("family slow"), MODEL, log, ready_s=60, given_up=lambda: "\nfamily" in log.read_text()),
+    ):
+        pass
+    assert all_gone(family(log))
 
 
 def test_what_cannot_be_started_is_wrong_usage(tmp_path: Path) -> None:

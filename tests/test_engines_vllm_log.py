@@ -69,6 +69,15 @@ def test_mxfp4_experts_with_mtp() -> None:
     assert not facts.emulated
 
 
+def test_mxfp4_experts_emulated_by_mxq() -> None:
+    facts = read_file("moe-mxfp4-mxq.log")
+    assert (facts.version, facts.quantization, facts.ready, facts.failures) == ("0.32.0", "quark", True, ())
+    assert facts.moe_experts == ("MxqEmulatedExperts",)
+    (said,) = facts.emulation
+    assert said.endswith("emulated by mxq: dequantized weights, activations rounded to MXFP4")
+    assert facts.emulated
+
+
 def test_a_server_that_found_no_kernel() -> None:
     facts = read_file("dense-mxfp4.log")
     assert not facts.ready
@@ -127,6 +136,7 @@ def test_lines_said_to_be_in_logs_are_in_them() -> None:
 @pytest.mark.parametrize(
     ("line", "fact", "value"),
     [
+        ("Using MxqEmulatedLinear for MXFP4 GEMM", "linear_kernels", ("MxqEmulatedLinear",)),
         ("Using AiterMxfp4LinearKernel for MXFP4 GEMM", "linear_kernels", ("AiterMxfp4LinearKernel",)),
         ("Using MarlinMxFp4LinearKernel for MXFP4 GEMM", "linear_kernels", ("MarlinMxFp4LinearKernel",)),
         ("Using 'AITER_MXFP4_MXFP4' Mxfp4 MoE backend.", "moe_backends", ("AITER_MXFP4_MXFP4",)),

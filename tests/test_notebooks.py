@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-FIGURES = {"01_dflash_on_mxfp4.ipynb": 2, "02_aiter_layouts.ipynb": 5}
+FIGURES = {"01_dflash_on_mxfp4.ipynb": 2, "02_aiter_layouts.ipynb": 5, "03_throughput.ipynb": 3}
 
 
 def test_all_notebooks_are_tested_and_committed_without_outputs() -> None:
@@ -27,6 +27,7 @@ def test_notebook(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     work = tmp_path / "work"
     work.mkdir()
+    (work / "data").symlink_to(NOTEBOOKS / "data")
     NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(work)}}).execute(env=dict(os.environ))
     pictures = [
         output.data["image/png"]

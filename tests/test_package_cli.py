@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import subprocess
 import sys
 import types
 
@@ -10,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from mxq import cli, errors, progress
+from mxq import __version__, cli, errors, progress
 
 
 def invoke(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -143,3 +144,8 @@ def test_every_verb_explains_itself_with_examples(verb: str) -> None:
 def test_help_fits_a_terminal_of_80_columns(verb: str | None) -> None:
     for words in [[]] if verb is None else commands(verb):
         assert [line for line in invoke(*words, "--help").stdout.splitlines() if len(line) > 80] == []
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "mxq", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mxq, version {__version__}\n"

@@ -23,6 +23,7 @@ LAYERS = [
     {"verify"},
     {"convert", "evaluate", "hardware", "report"},
     {"cli"},
+    {"__main__"},
 ]
 STRANGERS = {frozenset({"convert", "evaluate"})}  # they meet in files only
 HEAVY = {"huggingface_hub", "llvmlite", "matplotlib", "numpy", "rich", "safetensors", "scipy", "torch", "transformers"}

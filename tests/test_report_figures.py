@@ -1,16 +1,19 @@
 """Figures hold the run's numbers, and name what they show."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from scripted import ScriptedEngine, decode, small_plan
+from served import ServedCell, serve, server_plan
 
 from mxq.errors import UsageError
-from mxq.evaluate import read_run, run
+from mxq.evaluate import Cell, read_run, run
 from mxq.report import Summary, summarise
-from mxq.report.figures import COLOURS, acceptance_vs_k, survival
+from mxq.report.figures import COLOURS, acceptance_vs_k, speed_vs_concurrency, survival
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,59 @@ def test_survival_curves(summary: Summary) -> None:
     assert "dflash-3" in survival(summary, "dflash-3").get_supxlabel()
 
 
+def test_speed_against_concurrency(tmp_path: Path) -> None:
+    def change(cell: Cell, made: ServedCell) -> None:
+        if cell.workload == "b":  # faster than anything in the first panel
+            made.now = [at / 3 for at in made.now]
+
+    path = serve(tmp_path / "run", server_plan(concurrencies=(1, 4, 16), repeats=3, names=["a", "b"]), change=change)
+    summary = summarise(read_run(path))
+    for relative in (False, True):
+        figure = speed_vs_concurrency(summary, relative=relative)
+        assert list(panels(figure)) == ["a", "b"]
+        for workload, axes in panels(figure).items():
+            low, high = axes.get_ylim()
+            assert low == 0
+            drawn = {str(c.get_label()): c for c in axes.containers if isinstance(c, ErrorbarContainer)}
+            plain = {"plain, bf16", "plain, mxfp4"}
+            assert drawn.keys() == {"DFlash K=3, bf16", "DFlash K=3, mxfp4"} | (set() if relative else plain)
+            for target in ("bf16", "mxfp4"):
+                line, _, (bars,) = drawn[f"DFlash K=3, {target}"]
+                assert line.get_color() == COLOURS[target]
+                assert list(line.get_xdata()) == [1, 4, 16]
+                assert max(line.get_ydata()) < high
+                for at, y, (lowest, highest) in zip((1, 4, 16), line.get_ydata(), bars.get_segments(), strict=True):
+                    cell = summary.cell(target, "dflash-3", workload, at)
+                    assert cell
+                    assert cell.speed
+                    value = cell.speed.speedup_same_precision if relative else cell.speed.tokens_per_s
+                    assert value
+                    assert [lowest[1], y, highest[1]] == pytest.approx([value.lowest, value.median, value.highest])
+
+
+def test_emulated_speed_is_not_drawn(tmp_path: Path) -> None:
+    summary = summarise(read_run(serve(tmp_path / "run", server_plan(), mxfp4="emulated")))
+    assert not any("mxfp4" in label for label in legend(speed_vs_concurrency(summary)))
+    plan = server_plan()
+    alone = replace(
+        plan,
+        targets={"mxfp4": plan.targets["mxfp4"]},
+        arms=tuple(arm for arm in plan.arms if arm.target == "mxfp4"),
+    )
+    emulated = summarise(read_run(serve(tmp_path / "alone", alone, mxfp4="emulated")))
+    with pytest.raises(UsageError, match="no speed that can be shown"):
+        speed_vs_concurrency(emulated)
+
+
+def test_acceptance_is_drawn_at_the_lowest_concurrency(tmp_path: Path) -> None:
+    summary = summarise(read_run(serve(tmp_path / "run", server_plan(concurrencies=(2, 4)))))
+    x, y = curves(panels(acceptance_vs_k(summary))["sums"])["DFlash, bf16"]
+    cell = summary.cell("bf16", "dflash-3", "sums", 2)
+    assert cell
+    assert cell.acceptance
+    assert (x, y) == ([3.0], [cell.acceptance.pooled])
+
+
 def test_figures_can_be_saved(summary: Summary, tmp_path: Path) -> None:
     for draw in (acceptance_vs_k, survival):
         for ending, magic in (("png", b"\x89PNG"), ("svg", b"<?xml")):
@@ -78,8 +134,6 @@ def test_figures_can_be_saved(summary: Summary, tmp_path: Path) -> None:
 
 
 def test_what_the_run_does_not_have(summary: Summary, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     with pytest.raises(UsageError, match="has no mtp-3") as caught:
         survival(summary, "mtp-3")
     assert "dflash-7" in str(caught.value.hint)

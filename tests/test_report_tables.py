@@ -3,16 +3,18 @@
 import io
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from scripted import ScriptedEngine, decode, small_plan
+from served import ServedCell, serve, server_plan
 
 from mxq.engines import EngineArm
 from mxq.errors import InterruptedRunError
-from mxq.evaluate import Plan, read_run, run
+from mxq.evaluate import Cell, Plan, read_run, run
 from mxq.report import summarise
 from mxq.report.tables import show
 
@@ -72,6 +74,17 @@ def test_survival_by_position(path: Path) -> None:
     assert shown[-1] == "15"
 
 
+def test_conditional_acceptance_and_its_risk_set(path: Path) -> None:
+    wide = printed(path, 120)
+    # Passes of 15, 1 and 2 drafts accepted, for each of three prompts.
+    (bf16,) = re.findall(
+        r"arithmetic bf16 +([\d. ]+)\n +([\d ]+)\n", wide[wide.index("Conditional acceptance, dflash-15") :]
+    )
+    assert bf16[0].split() == ["1.0", ".67", ".50", *["1.0"] * 12]
+    assert bf16[1].split() == ["9", "9", "6", *["3"] * 12]
+    assert "Conditional" not in printed(path, 80)
+
+
 def test_a_terminal_without_bars_gets_tenths(path: Path) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     show(summarise(read_run(path)), Console(file=stream, width=80))
@@ -89,6 +102,63 @@ def test_speed_and_notes(path: Path) -> None:
     assert "point estimates without intervals" in flat
     assert "Not complete" not in flat
     assert "24 greedy answers differ from plain decoding: bfloat16, and rounding" in flat
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(("repeats", "said"), [(1, "native"), (3, "native"), (2, "emulated"), (1, None)])
+def test_several_concurrencies_and_repeats(tmp_path: Path, width: int, repeats: int, said: str | None) -> None:
+    plan = server_plan(
+        concurrencies=(1, 2, 4, 8, 16, 32), repeats=repeats, prompts=2, names=["arithmetic"], budgets=[3, 15]
+    )
+    text = printed(serve(tmp_path / "run", plan, mxfp4=said), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "(with 1 in flight)" in text
+    flat = " ".join(text.split())
+    assert ("and their range" in flat) == (repeats > 1)
+    assert ("prefill included, mxfp4, by requests" in flat) == (said == "native")
+    assert ("prefill included, mxfp4: " in flat) == (said != "native")
+    assert ("Speedup of mxfp4 over plain decoding of bf16" in flat) == (said == "native")
+    assert ("emulated here" in flat) == (said == "emulated")
+    assert ("No log names the kernels" in flat) == (said is None)
+    assert re.search(r"mxfp4 ar, .*server +vllm 0\.32\.0", text)
+    assert "Checks: " in flat
+    assert " 0 failed" in flat
+
+
+def test_speeds_and_their_ranges(tmp_path: Path) -> None:
+    text = printed(serve(tmp_path / "run", server_plan(repeats=3)), 80)
+    # 12 x 40 tokens: 0.41 s each, and 2 % more with each repeat; four side by side take 1.75 times that.
+    assert re.search(r"sums +ar +95\.4 +1\.00x +218\.3 +1\.00x *\n +93\.6-97\.3 +1\.00-1\.00 +214\.1-222\.7", text)
+    assert re.search(r"sums +ar +20\.4 +20\.8 +10\.2 +10\.4 +10\.2 +10\.4 +98\.0", text)
+
+
+def test_failed_checks_and_lost_servers_are_loud(tmp_path: Path) -> None:
+    def change(cell: Cell, made: ServedCell) -> dict[str, list[str]] | None:
+        if (cell.arm.label, cell.concurrency) == ("mxfp4 dflash-3", 4):
+            made.counters["draft_tokens"] -= 3
+            return {"lost": ["it ran out of memory"]}
+        return None
+
+    text = printed(serve(tmp_path / "run", server_plan(), change=change), 80)
+    flat = " ".join(text.split())
+    assert flat.startswith("WARNING: check failed: drafts. mxfp4 dflash-3 on sums, concurrency 4: server ")
+    assert re.search(r"Checks: \d+ passed, 1 failed, 0 could not be made", flat)
+    assert re.search(r"drafts +1 +- mxfp4 dflash-3 on sums", text)
+    assert "measured from the start: 1, first: it ran out of memory" in flat
+
+
+def test_acceptance_from_counters_is_labelled(tmp_path: Path) -> None:
+    def change(cell: Cell, made: ServedCell) -> None:
+        if cell.arm.method != "ar":
+            made.records = [replace(record, accepted=None, drafted=None) for record in made.records]
+
+    text = printed(serve(tmp_path / "run", server_plan(), change=change), 120)
+    flat = " ".join(text.split())
+    assert "Servers were lost" not in flat
+    assert "Acceptance is from the server's counters" in flat
+    assert "the passes of single answers are not known" in flat
+    assert re.search(r"sums +dflash-3 +(\d\.\d{3}) +\1 +\+0\.000 \(\+0\.0%\) +- +-", text)
 
 
 def test_in_float32_a_difference_is_a_defect(tmp_path: Path) -> None:
@@ -129,3 +199,11 @@ def test_an_unfinished_run_is_labelled(tmp_path: Path) -> None:
     text = printed(tmp_path / "run", 80)
     assert "Not complete: sums with 2 of 3 prompts so far." in text
     assert "Not complete: talk with 0 of 3 prompts so far." in text
+    assert "Not complete: 0 of 12 cells so far." in text
+
+
+def test_a_run_of_servers_lacks_whole_cells(tmp_path: Path) -> None:
+    path = serve(tmp_path / "run", server_plan())
+    assert "Not complete" not in printed(path, 80)
+    shutil.rmtree(next((path / "cells").glob("mxfp4-dflash-*-c4-*")))
+    assert "Not complete: 7 of 8 cells so far." in printed(path, 80)

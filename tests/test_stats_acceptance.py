@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mxq.stats import Passes, acceptance
+from mxq.stats import Passes, acceptance, acceptance_difference, counted_acceptance
 
 K = 7
 
@@ -45,6 +45,8 @@ def test_conditional_acceptance_counts_only_passes_at_risk(sample: list[Passes])
     pairs = [pair for request in sample for pair in zip(request.accepted, request.drafted, strict=True)]
     for i in range(K):
         at_risk = [(a, d) for a, d in pairs if a >= i and d > i]
+        assert result.at_risk
+        assert result.conditional
         assert result.at_risk[i] == len(at_risk)
         expected = Fraction(sum(a > i for a, _ in at_risk), len(at_risk)) if at_risk else None
         assert result.conditional[i] == (None if expected is None else pytest.approx(float(expected)))
@@ -56,7 +58,7 @@ def test_without_censoring_conditional_is_the_ratio_of_survivals(sample: list[Pa
     result = acceptance(full, K)
     if result is None:
         return
-    for i, conditional in enumerate(result.conditional):
+    for i, conditional in enumerate(result.conditional or ()):
         before = result.survival[i - 1] if i else 1.0
         assert conditional == (pytest.approx(result.survival[i] / before) if before else None)
 
@@ -74,6 +76,7 @@ def test_a_cut_draft_is_censored_and_not_a_failure() -> None:
     result = acceptance([Passes([2, 1], [3, 1])], 3)
     assert result is not None
     assert result.conditional == (1.0, 1.0, 0.0)
+    assert result.source == "passes"
     assert result.at_risk == (2, 1, 1)
 
 
@@ -92,3 +95,62 @@ def test_nothing_accepted() -> None:
 def test_impossible_counts_are_refused(accepted: list[int], drafted: list[int]) -> None:
     with pytest.raises(ValueError, match="accepted"):
         acceptance([Passes(accepted, drafted)], 3)
+
+
+@given(requests())
+def test_counters_give_the_same_length_and_survival(sample: list[Passes]) -> None:
+    accepted = [a for request in sample for a in request.accepted]
+    per_position = [sum(a > i for a in accepted) for i in range(K)]
+    counted, known = counted_acceptance(len(sample), len(accepted), sum(accepted), per_position), acceptance(sample, K)
+    if known is None:
+        assert counted is None
+        return
+    assert counted
+    assert counted.survival == known.survival
+    assert counted.pooled == known.pooled
+    assert counted.source == "counters"
+    assert (counted.per_request_mean, counted.conditional, counted.at_risk) == (None, None, None)
+
+
+@pytest.mark.parametrize(("passes", "accepted", "per_position"), [(4, 3, [2, 2]), (4, 5, [5, 0]), (4, 3, [1, 2])])
+def test_impossible_counters_are_refused(passes: int, accepted: int, per_position: list[int]) -> None:
+    with pytest.raises(ValueError, match="by position"):
+        counted_acceptance(2, passes, accepted, per_position)
+
+
+def sample(rng: np.random.Generator, prompts: int, shift: float) -> tuple[list[Passes], list[Passes]]:
+    """Prompts that differ much from each other, measured twice; the second time accepts ``shift`` fewer drafts."""
+
+    def measured(level: float) -> Passes:
+        accepted = [int(a) for a in np.clip(np.round(rng.normal(level, 1.0, 40)), 0, 15)]
+        return Passes(accepted, [15] * 40)
+
+    levels = rng.uniform(2, 12, prompts)
+    return [measured(level) for level in levels], [measured(level - shift) for level in levels]
+
+
+def test_a_difference_far_smaller_than_that_between_prompts_is_seen() -> None:
+    first, second = sample(np.random.default_rng(1), 32, 0.6)
+    found = acceptance_difference(first, second)
+    assert found
+    assert found.upper < 0
+    assert not found.is_none
+    assert found.lower < found.second - found.first < found.upper
+    assert found.first == pytest.approx(1 + np.mean([a for request in first for a in request.accepted]))
+    assert found == acceptance_difference(first, second)
+
+
+def test_none_is_seen_where_there_is_none() -> None:
+    """Of measurements with no difference between them, a 99.9 % interval may give an alarm in a hundred, not in ten."""
+    trials = [sample(np.random.default_rng(seed), 24, 0.0) for seed in range(50)]
+    found = [acceptance_difference(first, second) for first, second in trials]
+    assert sum(not difference.is_none for difference in found if difference) <= 2
+    same = acceptance_difference(trials[0][0], trials[0][0])
+    assert same
+    assert same.lower == same.upper == 0.0
+
+
+def test_no_passes_no_difference() -> None:
+    nothing = [Passes([], [])] * 3
+    assert acceptance_difference(nothing, [Passes([1], [3])] * 3) is None
+    assert acceptance_difference([], []) is None

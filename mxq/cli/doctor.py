@@ -149,7 +149,8 @@ def _show_environment(found: "Environment") -> None:
     if not set(VLLM) & found.packages.keys():
         missing.insert(0, "vllm")
     absent = ", ".join(missing)
-    _show_group("installed", dict(found.packages) | ({"not installed": absent} if absent else {}))
+    plugins = {"plugins of vLLM": ", ".join(found.plugins)} if found.plugins else {}
+    _show_group("installed", dict(found.packages) | plugins | ({"not installed": absent} if absent else {}))
     _show_group("environment variables", dict(found.variables) or {"": "none that matters here is set"})
     model = found.model
     if model is not None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from mxq.errors import UsageError
+from mxq.cli.eval_servers import server_options, servers_of
+from mxq.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
     from mxq.evaluate import Request, Run
@@ -21,8 +23,13 @@ and optionally "id", "answer" and "tests".
 
 \b
 The run directory gets run.json, workloads/, and cells/<key>/records.jsonl
-with one line per request. Stop it at any time; the same command continues
-it. A directory that holds another run is refused.
+with one line per request, and the logs of servers. Stop it at any time; the
+same command continues it. A directory that holds another run is refused.
+
+\b
+With --engine vllm, each arm's server is started once, measured at every
+--concurrency with the same prompts, and stopped. One that crashes is started
+again once, and what it was in is measured from the start.
 
 \b
 Examples:
@@ -31,6 +38,12 @@ Examples:
       --workload chat --out ./run-chat
   mxq eval --mxfp4 ./model-mxfp4 --drafter ./drafter \\
       --workload prompts.jsonl --out ./run-mine
+  mxq eval --engine vllm --hardware h200 --gpus 0,1 --repeats 3 \\
+      --bf16 Qwen/Qwen3.5-27B --mxfp4 ./Qwen3.5-27B-MXFP4 \\
+      --drafter z-lab/Qwen3.5-27B-DFlash --workload gsm8k \\
+      --concurrency 1 --concurrency 32 --out ./run-h200
+  mxq eval --engine vllm --bf16 testbed:dense --served-as dense \\
+      --base-url 'bf16 ar=http://host:8000' --out ./run-there
   mxq eval --show ./run
 """
 
@@ -94,6 +107,15 @@ Examples:
 @click.option(
     "--device", metavar="NAME", default="cpu", show_default=True, help="torch's name of the device, such as cuda:0."
 )
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Measure everything so many times, arm after arm each time.",
+)
+@server_options
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Run directory, new or to be continued.")
 @click.option("--show", type=click.Path(path_type=Path), metavar="RUN", help="Only print what a run directory says.")
 @click.option(
@@ -105,8 +127,8 @@ Examples:
 def command(out: Path | None, show: Path | None, check_answers: bool, as_json: bool, **options: Any) -> None:
     """Run targets x methods x budgets x workloads into a run directory.
 
-    Every arm gets the same prompts in the same order, one request at a time. Afterwards, acceptance lengths, survival
-    curves and speed of all arms are printed side by side.
+    Every arm gets the same prompts in the same order: one request at a time in this process, or --concurrency at a time
+    on vLLM servers. Afterwards, acceptance lengths, survival curves and speed of all arms are printed side by side.
     """
     if (out is None) == (show is None):
         raise UsageError("give either --out or --show", "--out RUN measures into RUN, --show RUN prints what is there")
@@ -119,8 +141,21 @@ def command(out: Path | None, show: Path | None, check_answers: bool, as_json: b
         run = read_run(show)
     else:
         assert out is not None
-        run = measure(_request(**options), out)
+        servers = servers_of(options, _given())
+        request = _request(**options)
+        if servers is None:
+            run = measure(request, out)
+        else:
+            from mxq.evaluate.servers import measure_on_servers
+
+            run = measure_on_servers(request, servers, out)
     _print(run, check_answers, as_json)
+
+
+def _given() -> dict[str, bool]:
+    """Return which options the user wrote."""
+    context = click.get_current_context()
+    return {name: context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in context.params}
 
 
 def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **options: Any) -> "Request":
@@ -145,9 +180,14 @@ def _print(run: "Run", check_answers: bool, as_json: bool) -> None:
     summary = summarise(run, check_answers=check_answers)
     if as_json:
         click.echo(json.dumps(summary.as_json(), indent=2, ensure_ascii=False))
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    from mxq.report.tables import show
+        from mxq.report.tables import show
 
-    show(summary, Console())
+        show(summary, Console())
+    if summary.contradictions:
+        raise MismatchError(
+            f"{len(summary.contradictions)} checks failed: numbers of this run are not to be trusted",
+            "the tables say which, and --json has all of them",
+        )

@@ -1,12 +1,14 @@
 """Options that several verbs take."""
 
 import os
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
 import click
 
 from mxq.cli.sizes import Size
+from mxq.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -56,6 +58,14 @@ def jobs_option(command: F) -> F:
         show_default=f"the processors, at most {_MOST_JOBS}",
         help="Threads that work.",
     )(command)
+
+
+def variable(text: str) -> tuple[str, str]:
+    """Return the name and the value of an ``--env``; raise UsageError if it is none."""
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise UsageError(f"--env {text!r} sets no variable", "write NAME=VALUE")
+    return name, value
 
 
 def _processors() -> int:

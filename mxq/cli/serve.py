@@ -3,13 +3,13 @@
 import importlib.util
 import json
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mxq import progress
+from mxq.cli.options import variable
 from mxq.errors import MxqError, UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _made(
     if method == "ar" and budget is not None:
         raise UsageError("--budget with plain decoding, which drafts nothing", "add --spec mtp or --spec dflash")
     k = _BUDGET if budget is None else budget
-    env = dict(map(_variable, variables))
+    env = dict(map(variable, variables))
     if assume is None:
         target = _opened(model)
         kind = servable.kind_of(target)
@@ -164,13 +164,6 @@ def _opened(spec: str) -> "Checkpoint":
     except MxqError as error:
         also = "--assume looks at no model"
         raise type(error)(error.message, also if error.hint is None else f"{error.hint}; {also}") from error
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise UsageError(f"--env {text!r} sets no variable", "write NAME=VALUE")
-    return name, value
 
 
 def _served(spec: str) -> "Served":

@@ -107,14 +107,16 @@ class Events:
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         """Yield the events that are complete with this piece of the stream."""
-        self._rest += data
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = rest
-        if len(rest) > _MOST_LINE:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += rest
+        if len(self._rest) > _MOST_LINE:
             raise ServerError(f"the server sends a line of more than {_MOST_LINE >> 20} MiB")
         for line in lines:
             if line.startswith(b"data:"):
-                yield from self._event(bytes(line[5:].strip()))
+                yield from self._event(line[5:].strip())
 
     def end(self) -> None:
         """Raise ServerError if the stream ended before the server said that it has."""
@@ -178,7 +180,7 @@ class Assembly:
             self.texts.append(text)
             self.ids += ids
             self.arrivals.append(at)
-        if len(self.ids) > self.max_tokens:
+        if max(len(self.ids), len(self.arrivals)) > self.max_tokens:
             raise ServerError(f"the server sends more than the {self.max_tokens} tokens it was asked for")
         if choice.get("finish_reason") is not None:
             self.finish_reason = _typed(choice, "finish_reason", str)

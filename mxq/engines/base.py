@@ -42,18 +42,20 @@ class EngineArm:
 class Completion:
     """One answered prompt. ``accepted`` and ``drafted`` have one entry per verify pass; times are in seconds.
 
-    ``drafted`` counts the drafts proposed; ``accepted`` leaves out those behind an end of text. ``target_s`` and
-    ``draft_s`` are the time inside the two models' forward passes, None where an engine cannot tell.
+    ``drafted`` counts the drafts proposed; ``accepted`` leaves out those behind an end of text; both are None where a
+    server does not say. ``target_s`` and ``draft_s`` are the time inside the two models' forward passes, None where an
+    engine cannot tell. ``arrivals_s`` is when each piece with tokens came, None where tokens come all at once.
     """
 
     token_ids: tuple[int, ...]
-    accepted: tuple[int, ...]
-    drafted: tuple[int, ...]
+    accepted: tuple[int, ...] | None
+    drafted: tuple[int, ...] | None
     finish_reason: str
     ttft_s: float
     duration_s: float
     target_s: float | None = None
     draft_s: float | None = None
+    arrivals_s: tuple[float, ...] | None = None
 
 
 class Decoder(Protocol):

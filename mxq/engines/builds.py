@@ -134,6 +134,13 @@ CAUSES = (
     ),
     Cause(re.compile(r"(?i)address already in use"), "its port is taken", "take another"),
     Cause(
+        re.compile(
+            r"operator torchvision::nms does not exist|Could not load this library: \S*(?:torchaudio|torchcodec)"
+        ),
+        "packages beside it were built for another torch",
+        "for vLLM on a processor: python -m mxq.engines.cpu_build",
+    ),
+    Cause(
         re.compile(r"unrecognized arguments|invalid choice|No module named vllm"),
         "it is no vLLM that knows this command",
         "compare the installed version with the options",

@@ -6,12 +6,14 @@ what it measures.
 """
 
 import asyncio
+import ipaddress
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from mxq.engines.answers import Answer, Assembly, Events, quoted_text
 from mxq.engines.base import Sampling
@@ -45,6 +47,7 @@ class Endpoint:
         base_url: without ``/v1``, as ``http://127.0.0.1:8000``.
         model: the name that it serves the model under.
         version: vLLM's; None if it does not say.
+        root: what it was started with: a directory of its machine, or an id of the hub; None if it does not say.
         key: sent with every request.
         local: started here: no proxy is in between.
         process: of a server that was started here, which can be looked at.
@@ -53,6 +56,7 @@ class Endpoint:
     base_url: str
     model: str
     version: str | None = None
+    root: str | None = None
     key: str | None = None
     local: bool = False
     process: ServerProcess | None = None
@@ -61,7 +65,14 @@ class Endpoint:
 def root_of(base_url: str) -> str:
     """Return a base URL without the ``/v1`` that clients of OpenAI's interface have at its end."""
     root = base_url.rstrip("/").removesuffix("/v1")
-    if not root.startswith(("http://", "https://")):
+    try:
+        parts, secret = urlsplit(root), "@" in urlsplit(root).netloc
+        known = parts.scheme in ("http", "https") and bool((parts.hostname or "").encode("idna")) and parts.port != 0
+    except ValueError:
+        known, secret = False, "@" in root
+    if secret:
+        raise UsageError("the address of a server has a password in it", f"the key of a server belongs into {KEY}")
+    if not known or parts.query or parts.fragment or not root.isprintable() or " " in root:
         raise UsageError(f"{base_url!r} is no address of a server", "write it as http://HOST:PORT")
     return root
 
@@ -110,6 +121,7 @@ class Client:
             async with self._http.post(f"{self.endpoint.base_url}{path}", json=body, allow_redirects=False) as response:
                 if response.status != 200:
                     raise self._refused(response.status, await _body(response))
+                _check_plain(response)
                 async for piece in response.content.iter_any():
                     now = time.perf_counter() - begin
                     for event in events.feed(piece):
@@ -127,14 +139,27 @@ class Client:
 
         try:
             wait = aiohttp.ClientTimeout(total=_HEALTH_S)
-            async with self._http.get(f"{self.endpoint.base_url}/health", timeout=wait) as response:
+            async with self._http.get(
+                f"{self.endpoint.base_url}/health", timeout=wait, allow_redirects=False
+            ) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
 
     async def get_json(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path; raises ServerError."""
-        body = await self._get(path)
+        return self._object(path, await self._get(path))
+
+    async def post_json(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request that is answered at once, and return the JSON object; raises ServerError."""
+        async with (
+            self._failing(),
+            self._http.post(f"{self.endpoint.base_url}{path}", json=request, allow_redirects=False) as response,
+        ):
+            return self._object(path, await self._whole(response, path))
+        raise AssertionError
+
+    def _object(self, path: str, body: bytes) -> dict[str, Any]:
         try:
             made = json.loads(body)
         except (ValueError, RecursionError):
@@ -148,11 +173,15 @@ class Client:
             self._failing(),
             self._http.get(f"{self.endpoint.base_url}{path}", allow_redirects=False) as response,
         ):
-            body = await _body(response)
-            if response.status != 200:
-                raise self._refused(response.status, body, path)
-            return body
+            return await self._whole(response, path)
         raise AssertionError
+
+    async def _whole(self, response: "aiohttp.ClientResponse", path: str) -> bytes:
+        body = await _body(response)
+        if response.status != 200:
+            raise self._refused(response.status, body, path)
+        _check_plain(response)
+        return body
 
     @asynccontextmanager
     async def _failing(self, assembly: Assembly | None = None) -> AsyncIterator[None]:
@@ -207,11 +236,14 @@ class Client:
         said = _message(body)
         what = f"{self.endpoint.base_url}{path} answers {status}" + (f": {said}" if said else "")
         if status in (401, 403):
-            return ServerError(what, "put the key that it was started with into VLLM_API_KEY", status=status)
+            return ServerError(what, f"put the key that it was started with into {KEY}", status=status)
         if status == 429:
             return ServerError(what, "it has too much to do: send fewer requests at once", status=status)
         return ServerError(what, status=status)
 
+
+KEY = "VLLM_API_KEY"
+"""The variable that has the key of a server, for vLLM itself and here: a command line can be read by others."""
 
 _NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _IS_IT = "is it the address of a vLLM server?"
@@ -234,9 +266,43 @@ async def connected(endpoint: Endpoint, timeouts: Timeouts | None = None) -> Asy
         headers={"Accept-Encoding": "identity", **key},
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=times.connect_s, sock_read=times.silence_s),
-        trust_env=not endpoint.local,
+        proxy=_proxy(endpoint),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
     ) as http:
         yield Client(endpoint, http, times)
+
+
+def _proxy(endpoint: Endpoint) -> str | None:
+    """Return the proxy that the environment names for a server that is not on this machine.
+
+    aiohttp's own look at the environment is a thread per request, and reads passwords from ~/.netrc.
+    """
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(endpoint.base_url)
+    host = parts.hostname or ""
+    if endpoint.local or host == "localhost" or _is_loopback(host) or proxy_bypass(host):
+        return None
+    found = getproxies().get(parts.scheme)
+    if found and "://" in found and not found.startswith(("http://", "https://")):
+        raise UsageError(f"the proxy for {endpoint.base_url} is none of HTTP", f"set {parts.scheme}_proxy or no_proxy")
+    return f"http://{found}" if found and "://" not in found else found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_plain(response: "aiohttp.ClientResponse") -> None:
+    """Raise ServerError for what is packed: it was not asked for, would be late, and could unpack to anything."""
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding != "identity":
+        what = f"{response.url} answers packed as {quoted_text(coding)}, which it was asked not to do"
+        raise ServerError(what, "is there a proxy in between?")
 
 
 async def _body(response: "aiohttp.ClientResponse") -> bytes:

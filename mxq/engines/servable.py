@@ -4,6 +4,8 @@ Facts are those of vLLM 0.32. What it refuses, or would answer with nonsense, is
 than one would think is a warning.
 """
 
+import importlib.metadata
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -90,13 +92,20 @@ def _form(target: Checkpoint) -> tuple[str | None, bool]:
     return None, False
 
 
+def plugged_in() -> bool:
+    """Whether vLLM's build for processors, where it is beside mxq, finds what :mod:`mxq.engines.plugin` adds to it."""
+    wanted = os.environ.get("VLLM_PLUGINS")
+    found = importlib.metadata.entry_points(group="vllm.general_plugins", name="mxq")
+    return bool(found) and (wanted is None or "mxq" in wanted.split(","))
+
+
 def check_kernels(kind: Kind, hardware: str, model: str) -> None:
     """Raise UsageError if vLLM has no kernel on the hardware for what is MXFP4 in ``model``, not even an emulation."""
-    fact = None
-    if hardware == "cpu" and kind.linears:
+    fact, emulated = None, hardware == "cpu" and plugged_in()
+    if hardware == "cpu" and kind.linears and not emulated:
         fact = vllm_facts.CPU_LINEARS
     elif hardware in ("cpu", "mi355x") and kind.experts and kind.form != "quark":
-        fact = vllm_facts.MARLIN_EXPERTS
+        fact = None if emulated and kind.form == "compressed-tensors" else vllm_facts.MARLIN_EXPERTS
     if fact is not None:
         raise UsageError(f"{model}: {fact.text}", fact.do)
 
@@ -165,7 +174,11 @@ def warnings(kind: Kind, hardware: str, method: Method, argv: Sequence[str]) -> 
 
 def _of_kernels(kind: Kind, hardware: str, argv: Sequence[str]) -> Iterator[Fact]:
     quark_experts = kind.experts and kind.form == "quark"
-    if hardware == "cpu" and quark_experts:
+    if hardware == "cpu" and kind.form is not None and plugged_in():
+        yield vllm_facts.CPU_EMULATES
+        if kind.form == "auto-round" and kind.weight_only and kind.linears:
+            yield vllm_facts.CPU_ACTIVATIONS_ANYWAY
+    elif hardware == "cpu" and quark_experts:
         yield vllm_facts.CPU_EXPERTS_NEED_AMX
         if not kind.weight_only:
             yield vllm_facts.CPU_EXPERTS_ARE_WEIGHT_ONLY

@@ -11,23 +11,23 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mxq.engines.client import Client, Endpoint, Timeouts, connected, root_of
+from mxq.engines.answers import quoted_text
+from mxq.engines.client import KEY, Client, Endpoint, Timeouts, connected, root_of
 from mxq.engines.launch import Launch
 from mxq.engines.process import ServerError, ServerProcess, check_free, started
 from mxq.errors import UsageError
-
-KEY = "VLLM_API_KEY"
-"""The variable that has the key of a server, for vLLM itself and here: a command line can be read by others."""
 
 _LOOK_S = 0.2
 _TIMEOUTS = Timeouts(connect_s=5.0, silence_s=10.0, answer_s=30.0)
 
 
 @contextlib.contextmanager
-def serving(launch: Launch, model: str, log: Path, *, ready_s: float) -> Iterator[Endpoint]:
+def serving(
+    launch: Launch, model: str, log: Path, *, ready_s: float, given_up: Callable[[], bool] = lambda: False
+) -> Iterator[Endpoint]:
     """Start a server, wait until it is ready, and end it with the block, with all of its processes.
 
     Args:
@@ -35,6 +35,7 @@ def serving(launch: Launch, model: str, log: Path, *, ready_s: float) -> Iterato
         model: the name that it serves the model under.
         log: what it prints is appended to this file.
         ready_s: how long the start may take: :data:`mxq.engines.builds.BUILDS`.
+        given_up: asked while it starts, for a thread that no signal reaches.
 
     Raises:
         UsageError: no such program, or the port is taken.
@@ -45,7 +46,7 @@ def serving(launch: Launch, model: str, log: Path, *, ready_s: float) -> Iterato
     with started(launch.argv, launch.env, log) as process:
         key = launch.env.get(KEY, os.environ.get(KEY))
         endpoint = Endpoint(f"http://{host}:{port}", model, key=key, local=True, process=process)
-        yield asyncio.run(_ready(endpoint, process, ready_s))
+        yield asyncio.run(_ready(endpoint, process, ready_s, given_up))
 
 
 def attached(base_url: str, model: str) -> Endpoint:
@@ -62,11 +63,13 @@ def attached(base_url: str, model: str) -> Endpoint:
     return asyncio.run(_checked(Endpoint(root_of(base_url), model, key=os.environ.get(KEY))))
 
 
-async def _ready(endpoint: Endpoint, process: ServerProcess, ready_s: float) -> Endpoint:
+async def _ready(endpoint: Endpoint, process: ServerProcess, ready_s: float, given_up: Callable[[], bool]) -> Endpoint:
     deadline = time.monotonic() + ready_s
     async with connected(endpoint, _TIMEOUTS) as client:
         while not await client.healthy():
             process.check()
+            if given_up():
+                raise ServerError("the start of the server was given up")
             if time.monotonic() > deadline:
                 raise process.failure(f"the server was not ready after {ready_s:g} s")
             await asyncio.sleep(_LOOK_S)
@@ -75,20 +78,23 @@ async def _ready(endpoint: Endpoint, process: ServerProcess, ready_s: float) -> 
 
 
 async def _checked(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint with the server's version, once it is seen to serve the model."""
+    """Return the endpoint with what the server says of itself, once it is seen to serve the model."""
     async with connected(endpoint, _TIMEOUTS) as client:
-        models = await client.get_json("/v1/models")
-        names = [entry.get("id") for entry in models.get("data") or () if isinstance(entry, dict)]
-        if endpoint.model not in names:
-            served = ", ".join(map(str, names[:8])) or "nothing"
+        models = (await client.get_json("/v1/models")).get("data")
+        entries = models if isinstance(models, list) else []
+        roots = {str(entry.get("id")): entry.get("root") for entry in entries if isinstance(entry, dict)}
+        if endpoint.model not in roots:
+            served = ", ".join(quoted_text(name) for name in list(roots)[:8]) or "nothing"
             raise UsageError(f"{endpoint.base_url} serves {served}, not {endpoint.model}", "name what it serves")
-        return dataclasses.replace(endpoint, version=await _version(client))
+        root = roots[endpoint.model]
+        said = quoted_text(root) if isinstance(root, str) else None
+        return dataclasses.replace(endpoint, version=await _version(client), root=said)
 
 
 async def _version(client: Client) -> str | None:
     with contextlib.suppress(ServerError):
         version = (await client.get_json("/version")).get("version")
-        return version if isinstance(version, str) else None
+        return quoted_text(version) if isinstance(version, str) else None
     return None
 
 

@@ -14,18 +14,30 @@ class Fact(NamedTuple):
 
 
 _DEQUANTIZE = "write the same numbers as bf16: mxq dequantize"
-_ACTIVATIONS = "to have activations quantized, decode with mxq eval, or on MI355X"
+_ACTIVATIONS = "to have activations quantized, decode with mxq eval, on a processor or on MI355X"
+_PLUGIN = (
+    f"install mxq in vLLM's environment: its plugin, unless VLLM_PLUGINS leaves it out, emulates them; or {_DEQUANTIZE}"
+)
 
 CPU_LINEARS = Fact(
     "vLLM has no kernel for MXFP4 linears on processors and ends with `Failed to find a kernel that can implement the "
     "MXFP4 linear layer`",
-    _DEQUANTIZE,
+    _PLUGIN,
 )
-CPU_EXPERTS_NEED_AMX = Fact("vLLM's kernel for MXFP4 experts on processors needs AMX", f"without it, {_DEQUANTIZE}")
+CPU_EMULATES = Fact(
+    "vLLM has no kernels for MXFP4 on processors: mxq's plugin emulates them, so that answers and acceptance are those "
+    "of MXFP4 and speed is not",
+    "for speed, measure where there are kernels",
+)
+CPU_EXPERTS_NEED_AMX = Fact("vLLM's kernel for MXFP4 experts on processors needs AMX", f"without it, {_PLUGIN}")
 CPU_EXPERTS_ARE_WEIGHT_ONLY = Fact(
     "on processors vLLM runs MXFP4 experts with bf16 activations (W4A16): what is measured is a weight-only "
     "quantization",
-    _ACTIVATIONS,
+    _PLUGIN,
+)
+CPU_ACTIVATIONS_ANYWAY = Fact(
+    "of linears in AutoRound's form vLLM has the activations quantized on processors, whatever the checkpoint says",
+    "for what weights alone do: mxq dequantize, or --format quark",
 )
 MARLIN_EXPERTS = Fact(
     "vLLM takes Marlin's kernels for MXFP4 experts in the form of compressed-tensors or AutoRound, and they are for "

@@ -132,6 +132,7 @@ LINES: tuple[Line, ...] = (
         f"{_MOE}/experts/ocp_mx_emulation_moe.py",
     ),
     _line("emulation", r"Using OCP MX emulation for ", f"{_MOE}/oracle/mxfp4.py select_mxfp4_moe_backend"),
+    _line("emulation", r"Using Mxq\w+ for MXFP4 (?:GEMM|MoE), emulated by mxq: ", "mxq/engines/plugin/mxfp4.py"),
     _both(
         "simulated",
         r"The current platform does not support native MXFP4/MXFP6 computation\. Simulated weight dequantization",

@@ -88,6 +88,16 @@ def of_fp8(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
     ]
 
 
+def of_few(conversations: Mapping[str, int], concurrencies: Sequence[int]) -> list[str]:
+    """Return a warning for each workload that is too small for so many requests in flight."""
+    found = []
+    for name, count in conversations.items():
+        if beyond := sorted(concurrency for concurrency in set(concurrencies) if concurrency > count):
+            at = " and ".join(map(str, beyond))
+            found.append(f"{name} has {count} conversations: no more than {count} are in flight at concurrency {at}")
+    return found
+
+
 def of_budgets(drafter: str, block_size: int, budgets: Sequence[int]) -> list[str]:
     """Return a warning for budgets that a DFlash drafter, trained on blocks of ``block_size``, never saw."""
     beyond = [str(budget) for budget in sorted(set(budgets)) if budget >= block_size]

@@ -6,13 +6,18 @@
     workloads/<name>.jsonl      the prompts as measured, with reference answers where there are any
     cells/<key>/records.jsonl   one line per request
     cells/<key>/cell.json       the cell's definition; rewritten once, when the cell is finished
+    cells/<key>/near_ties.json  what a server said where answers part from plain ones, see mxq.evaluate.near_ties
+    servers/<arm>.log           what servers of an arm printed
+
+What one request after the other gives is kept as it comes. Requests that ran side by side are kept together, once the
+last one is answered: what is left of a cell that was broken off could not be continued as it was.
 """
 
 import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +25,13 @@ from typing import Any
 
 from mxq import files
 from mxq.errors import MxqError, UsageError
-from mxq.evaluate.matrix import Arm, Cell, Plan
-from mxq.evaluate.records import Record, RecordFile, read_records
+from mxq.evaluate.matrix import VLLM, Arm, Cell, Place, Plan
+from mxq.evaluate.records import MAKE_ROOM, Record, RecordFile, read_records, write_records
 
-FORMAT = 1
+FORMAT = 2
+NEAR_TIES = "near_ties.json"
 _LOCK = ".lock"
+_TYPED = ("arms", "concurrency", "repeats", "engine_args", "engine_env")
 _SHOWN_DIFFERENCES = 5
 _IS = (" is ", " ")
 """Between a name and its value, and between an option and its value."""
@@ -33,18 +40,24 @@ _MAY_DIFFER = re.compile(r"hardware\.(memory_bytes|system)|(targets\.\w+|drafter
 
 
 class OpenCell:
-    """A cell of a run that this process holds; ``answers`` are the texts of its records, in prompt order."""
+    """A cell of a run that this process holds; ``answers`` are the texts of its records, in prompt order.
 
-    def __init__(self, path: Path, cell: Cell, prompt_ids: list[str]) -> None:
+    ``whole``: its records are written together, by :meth:`complete`, and not as they come.
+    """
+
+    def __init__(self, path: Path, cell: Cell, prompt_ids: list[str], *, whole: bool = False) -> None:
         self.cell = cell
         self._path = path
         self._prompts = len(prompt_ids)
-        path.mkdir(parents=True, exist_ok=True)
         state = path / "cell.json"
-        if not state.exists():
-            files.write_json(state, self._description() | {"state": "running"})
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if not state.exists():
+                files.write_json(state, self._description() | {"state": "running"})
         self.finished = read_json(state).get("state") == "finished"
-        self._file = None if self.finished else RecordFile(path / "records.jsonl")
+        if whole and not self.finished:
+            (path / "records.jsonl").unlink(missing_ok=True)  # its writer died before the cell was finished
+        self._file = None if self.finished or whole else RecordFile(path / "records.jsonl")
         records = read_cell(path, cell.arm)
         if [record.prompt_id for record in records] != prompt_ids[: len(records)]:
             raise MxqError(f"{path}/records.jsonl: not the prompts of the workload in order", "start a new run")
@@ -61,6 +74,26 @@ class OpenCell:
         self._file.append(record)
         self.answers.append(record.text)
 
+    def complete(self, records: Sequence[Record], facts: Mapping[str, Any]) -> None:
+        """Write the records of all prompts, in prompt order, and seal the cell."""
+        write_records(self._path / "records.jsonl", records)
+        self.answers = [record.text for record in records]
+        self.finish(facts)
+
+    def records(self) -> list[Record]:
+        """Return the records that there are."""
+        return read_cell(self._path, self.cell.arm)
+
+    @property
+    def has_near_ties(self) -> bool:
+        """Whether differences from plain decoding were looked into, be it in vain."""
+        return (self._path / NEAR_TIES).exists()
+
+    def keep_near_ties(self, told: Mapping[str, Any]) -> None:
+        """Write what a server said of differences, which may be known only after the cell is sealed."""
+        with _writing(self._path / NEAR_TIES):
+            files.write_json(self._path / NEAR_TIES, told)
+
     def finish(self, facts: Mapping[str, Any]) -> None:
         """Seal the cell once it has every prompt; ``facts`` about how it was run go into cell.json."""
         if self.finished or self.done < self._prompts:
@@ -72,7 +105,8 @@ class OpenCell:
             "records_sha256": files.sha256_file(self._path / "records.jsonl"),
             **facts,
         }
-        files.write_json(self._path / "cell.json", self._description() | sealed)
+        with _writing(self._path / "cell.json"):
+            files.write_json(self._path / "cell.json", self._description() | sealed)
         self.finished = True
         self.close()
 
@@ -83,36 +117,44 @@ class OpenCell:
             self._file = None
 
     def _description(self) -> dict[str, Any]:
-        return {"arm": asdict(self.cell.arm), "workload": self.cell.workload, "definition": self.cell.definition}
+        return described(self.cell) | {"definition": self.cell.definition}
+
+
+def described(cell: Cell) -> dict[str, Any]:
+    """Return where a cell is in its run, as run.json and cell.json say it."""
+    place = {"workload": cell.workload, "concurrency": cell.concurrency, "repeat": cell.repeat}
+    return {"arm": asdict(cell.arm)} | place
 
 
 @contextlib.contextmanager
-def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator[dict[tuple[Arm, str], OpenCell]]:
-    """Create or continue the run of ``plan`` in ``path`` and yield its cells by (arm, workload name).
+def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator[dict[Place, OpenCell]]:
+    """Create or continue the run of ``plan`` in ``path`` and yield its cells.
 
     ``environment``: versions, hardware, engine facts; a run is continued only where they are what they were. Raises
     UsageError when the directory is something else, another run (saying what differs), or in use by another process.
     """
     refuse_foreign(path)
-    path.mkdir(parents=True, exist_ok=True)
+    with _writing(path):
+        path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
-        described = {"definition": plan.definition(), "environment": dict(environment)}
+        what = {"definition": plan.definition(), "environment": dict(environment)}
         if (path / "run.json").exists():
-            _refuse_unlike(path, described)
+            _refuse_unlike(path, what)
         else:
-            cells = {cell.key: {"arm": asdict(cell.arm), "workload": cell.workload} for cell in plan.cells()}
+            cells = {cell.key: described(cell) for cell in plan.cells()}
             started = {"format": FORMAT, "command": files.command_line(), "started_at": _now()}
             sources = {tokenized.workload.name: dict(tokenized.workload.source) for tokenized in plan.workloads}
             noted = {"warnings": list(plan.warnings), "sources": sources, "cells": cells}
-            files.write_json(path / "run.json", started | described | noted)
-        _keep_prompts(path, plan)
-        opened: dict[tuple[Arm, str], OpenCell] = {}
+            with _writing(path / "run.json"):
+                files.write_json(path / "run.json", started | what | noted)
+        with _writing(path / "workloads"):
+            _keep_prompts(path, plan)
+        ids = {w.workload.name: [prompt.id for prompt in w.workload.prompts] for w in plan.workloads}
+        whole = plan.settings.engine == VLLM
+        opened: dict[Place, OpenCell] = {}
         try:
-            for tokenized in plan.workloads:
-                ids = [prompt.id for prompt in tokenized.workload.prompts]
-                for arm in plan.arms:
-                    cell = plan.cell(arm, tokenized)
-                    opened[arm, cell.workload] = OpenCell(path / "cells" / cell.key, cell, ids)
+            for cell in plan.cells():
+                opened[cell.place] = OpenCell(path / "cells" / cell.key, cell, ids[cell.workload], whole=whole)
             yield opened
         finally:
             for open_cell in opened.values():
@@ -155,6 +197,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say in a line what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise MxqError(f"cannot write {path}: {error.strerror}", MAKE_ROOM) from None
+
+
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -169,11 +220,13 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _refuse_unlike(path: Path, described: Mapping[str, Any]) -> None:
+def _refuse_unlike(path: Path, what: Mapping[str, Any]) -> None:
     run = read_json(path / "run.json")
     if run.get("format") != FORMAT:
-        raise UsageError(f"{path}/run.json has format {run.get('format')!r}, not {FORMAT}", "use another directory")
-    there, here = (_facts({name: source.get(name) for name in described}) for source in (run, _as_json(described)))
+        raise UsageError(
+            f"{path}/run.json has format {run.get('format')!r}, and this mxq writes {FORMAT}", "use another directory"
+        )
+    there, here = (_facts({name: source.get(name) for name in what}) for source in (run, _as_json(what)))
     names = [name for name in sorted(there.keys() | here.keys()) if not _MAY_DIFFER.fullmatch(name)]
     differing = [name for name in names if there.get(name) != here.get(name)]
     if differing:
@@ -194,11 +247,15 @@ def _facts(described: dict[str, Any]) -> dict[str, Any]:
             "targets": [arm.target for arm in arms],
             "--spec": [arm.method for arm in arms],
             "-k": [str(arm.num_speculative_tokens) for arm in arms if arm.num_speculative_tokens],
+            "--concurrency": [str(number) for number in definition["concurrency"]],
+            "--repeats": [str(definition["repeats"])],
+            "--engine-arg": definition["engine_args"],
+            "--env": definition["engine_env"],
         }
         typed = {name: " ".join(dict.fromkeys(values)) or None for name, values in options.items()}
     except (KeyError, TypeError):  # not a run's description: as it stands
         return _flat(described)
-    rest = {name: value for name, value in definition.items() if name != "arms"}
+    rest = {name: value for name, value in definition.items() if name not in _TYPED}
     return _flat(described | {"definition": rest}) | typed
 
 

@@ -1,4 +1,4 @@
-"""What is measured: arms (target x method x budget), cells (arm x workload), and the key that names a cell."""
+"""What is measured: arms (target x method x budget), cells (arm x workload x concurrency x repeat), a cell's key."""
 
 import json
 import re
@@ -13,8 +13,11 @@ from mxq.workloads import Workload
 
 METHODS: tuple[Method, ...] = ("ar", "mtp", "dflash")
 
-CONCURRENCY = 1
-"""Requests in flight. Part of every cell, because acceptance and speed are only comparable at equal concurrency."""
+VLLM = "vllm"
+"""The engine whose cells are measured by requests side by side, see :mod:`mxq.evaluate.servers`."""
+
+Place = tuple["Arm", str, int, int]
+"""Where a cell is in its run: arm, name of the workload, concurrency, repeat."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,10 @@ class TokenizedWorkload:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all cells of a run share. ``engine`` and ``semantics`` say whose decoding the records are."""
+    """What all cells of a run share. ``engine`` and ``semantics`` say whose decoding the records are.
+
+    ``engine_args`` and ``engine_env`` are what the user set beside what mxq does, as ``name=value``.
+    """
 
     sampling: Sampling
     max_tokens: int
@@ -74,22 +80,34 @@ class Settings:
     device: str
     engine: str
     semantics: int
+    engine_args: tuple[str, ...] = ()
+    engine_env: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm on one workload. ``key`` names its directory: readable front, hash of ``definition`` at the end."""
+    """One arm on one workload, with ``concurrency`` requests in flight, for the ``repeat``-th time (from 0).
+
+    ``key`` names its directory: readable front, hash of ``definition`` at the end.
+    """
 
     arm: Arm
     workload: str
+    concurrency: int
+    repeat: int
     definition: Mapping[str, Any]
+
+    @property
+    def place(self) -> Place:
+        """Return where the cell is in its run."""
+        return self.arm, self.workload, self.concurrency, self.repeat
 
     @property
     def key(self) -> str:
         """Return the directory name; equal definitions, and only those, have equal keys."""
         digest = files.sha256_text(json.dumps(self.definition, sort_keys=True, separators=(",", ":")))
         front = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.arm.target}-{self.arm.configuration}-{self.workload}")
-        return f"{front[:60]}-{digest[:16]}"
+        return f"{front[:60]}-c{self.concurrency}-r{self.repeat}-{digest[:16]}"
 
 
 @dataclass(frozen=True)
@@ -100,8 +118,12 @@ class Plan:
     drafter: Model | None
     arms: tuple[Arm, ...]
     workloads: tuple[TokenizedWorkload, ...]
-    warm_up_ids: tuple[int, ...]
+    warm_ups: tuple[tuple[int, ...], ...]
+    """Prompts that none of the workloads has, at least as many as requests are in flight at once."""
     settings: Settings
+    concurrencies: tuple[int, ...] = (1,)
+    """Requests in flight, ascending. Acceptance and speed are only comparable at equal concurrency."""
+    repeats: int = 1
     warnings: tuple[str, ...] = ()
     """What is doubtful about the models; kept with the run, and no part of what it is."""
 
@@ -110,7 +132,7 @@ class Plan:
         drafter = self.drafter.path if arm.method == "dflash" and self.drafter else None
         return EngineArm(self.targets[arm.target].path, arm.method, arm.num_speculative_tokens, drafter)
 
-    def cell(self, arm: Arm, workload: TokenizedWorkload) -> Cell:
+    def cell(self, arm: Arm, workload: TokenizedWorkload, concurrency: int = 1, repeat: int = 0) -> Cell:
         """Return the cell of an arm and a workload."""
         definition = {
             "target": self.targets[arm.target].fingerprint,
@@ -118,14 +140,21 @@ class Plan:
             "num_speculative_tokens": arm.num_speculative_tokens,
             "drafter": self.drafter.fingerprint if arm.method == "dflash" and self.drafter else None,
             "workload": _workload_facts(workload),
-            "concurrency": CONCURRENCY,
+            "concurrency": concurrency,
+            "repeat": repeat,
             **_settings_facts(self.settings),
         }
-        return Cell(arm, workload.workload.name, definition)
+        return Cell(arm, workload.workload.name, concurrency, repeat, definition)
 
     def cells(self) -> list[Cell]:
-        """Return every cell, workload by workload."""
-        return [self.cell(arm, workload) for workload in self.workloads for arm in self.arms]
+        """Return every cell: repeat by repeat, workload by workload, at every concurrency."""
+        return [
+            self.cell(arm, workload, concurrency, repeat)
+            for repeat in range(self.repeats)
+            for workload in self.workloads
+            for concurrency in self.concurrencies
+            for arm in self.arms
+        ]
 
     def definition(self) -> dict[str, Any]:
         """Return what makes a run this run: two runs that differ in it must not share a directory."""
@@ -134,7 +163,8 @@ class Plan:
             "drafter": _model_facts(self.drafter) if self.drafter else None,
             "arms": [asdict(arm) for arm in self.arms],
             "workloads": [_workload_facts(workload) for workload in self.workloads],
-            "concurrency": CONCURRENCY,
+            "concurrency": list(self.concurrencies),
+            "repeats": self.repeats,
             **_settings_facts(self.settings),
         }
 
@@ -167,5 +197,4 @@ def _workload_facts(workload: TokenizedWorkload) -> dict[str, Any]:
 
 def _settings_facts(settings: Settings) -> dict[str, Any]:
     facts = asdict(settings)
-    facts["eos_token_ids"] = list(settings.eos_token_ids)
-    return facts
+    return facts | {name: list(facts[name]) for name in ("eos_token_ids", "engine_args", "engine_env")}

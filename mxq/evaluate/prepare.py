@@ -1,8 +1,9 @@
 """From what the user asked for to a plan: everything is looked up, fingerprinted and checked before anything runs."""
 
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mxq.engines import Sampling
 from mxq.errors import UsageError
 from mxq.evaluate import caveats
 from mxq.evaluate.fingerprint import fingerprint
-from mxq.evaluate.matrix import METHODS, Model, Plan, Settings, TokenizedWorkload, arms
+from mxq.evaluate.matrix import METHODS, Arm, Model, Plan, Settings, TokenizedWorkload, arms
 from mxq.testbed import PREFIX
 from mxq.workloads import PUBLISHED, ChatTemplate, Workload, load
 
@@ -35,7 +36,9 @@ _SAME_IN_BOTH = (
 class Request:
     """What the user asked for. Models and workloads are specs; ``targets`` maps "bf16" and "mxfp4" to a model.
 
-    ``limit``, ``turns`` and ``data_dir`` are those of :func:`mxq.workloads.load`.
+    ``limit``, ``turns`` and ``data_dir`` are those of :func:`mxq.workloads.load`. ``concurrencies`` are numbers of
+    requests in flight, and everything is measured ``repeats`` times. ``arms``, if given, are all that is measured;
+    ``methods`` and ``budgets`` are then theirs.
     """
 
     targets: Mapping[str, str]
@@ -51,6 +54,11 @@ class Request:
     thinking: bool = False
     dtype: str = "bfloat16"
     device: str = "cpu"
+    concurrencies: Sequence[int] = (1,)
+    repeats: int = 1
+    engine_args: Sequence[str] = ()
+    engine_env: Sequence[str] = ()
+    arms: Sequence[Arm] | None = None
 
 
 def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, ChatTemplate]:
@@ -61,6 +69,9 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     prompt that is too long; MxqError for a drafter that is broken. No weights are loaded.
     """
     _check_numbers(request)
+    for arm in request.arms or ():
+        if arm.target not in request.targets:
+            raise UsageError(f"{arm.label} is to be measured, and there is no --{arm.target}", "say which model it is")
     workloads = _load_workloads(request)
     headers = {role: decodable(open_headers(spec, DEQUANTIZED)) for role, spec in request.targets.items()}
     _check_roles(headers)
@@ -68,6 +79,7 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     checkpoints = {role: decodable(Checkpoint.open(resolve(spec))) for role, spec in request.targets.items()}
     drafter, warnings = _drafter(request, checkpoints)
     foreign = [*caveats.of_conversion(checkpoints), *caveats.of_simulation(checkpoints), *caveats.of_fp8(checkpoints)]
+    foreign += caveats.of_few({w.name: w.conversations for w in workloads}, request.concurrencies)
     for warning in foreign:
         progress.note(f"warning: {warning}")
     templates = {role: ChatTemplate(c.path, thinking=request.thinking) for role, c in checkpoints.items()}
@@ -77,15 +89,18 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
     _check_lengths(tokenized, template, request.max_tokens, text_config.get("max_position_embeddings"))
     if request.thinking and not template.knows_thinking:
         progress.note("note: the chat template has no thinking mode; --thinking changes nothing")
+    concurrencies = tuple(sorted(set(request.concurrencies)))
     plan = Plan(
         targets={
             role: Model(request.targets[role], checkpoint.path, fingerprint(checkpoint.path))
             for role, checkpoint in checkpoints.items()
         },
         drafter=drafter,
-        arms=arms(list(checkpoints), request.methods, request.budgets),
+        arms=tuple(request.arms or arms(list(checkpoints), request.methods, request.budgets)),
         workloads=tuple(tokenized),
-        warm_up_ids=tuple(_warm_up_ids(template, tokenized)),
+        warm_ups=tuple(itertools.islice(_warm_ups(template, tokenized), concurrencies[-1])),
+        concurrencies=concurrencies,
+        repeats=request.repeats,
         settings=Settings(
             sampling=request.sampling,
             max_tokens=request.max_tokens,
@@ -96,6 +111,8 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
             device=request.device,
             engine=engine,
             semantics=semantics,
+            engine_args=tuple(request.engine_args),
+            engine_env=tuple(request.engine_env),
         ),
         warnings=(*foreign, *warnings),
     )
@@ -112,6 +129,8 @@ def _check_numbers(request: Request) -> None:
         raise UsageError("a budget of less than one draft token", "K is at least 1; plain decoding always runs too")
     if any(method != "ar" for method in request.methods) and not request.budgets:
         raise UsageError("no budget for speculative decoding", "give -k, such as -k 15")
+    if not request.concurrencies or min(*request.concurrencies, request.repeats) < 1:
+        raise UsageError("less than one request in flight, or less than one repeat", "both are at least 1")
     if request.max_tokens < 1:
         raise UsageError(f"at most {request.max_tokens} tokens per answer", "it must be at least 1")
     sampling = request.sampling
@@ -229,9 +248,10 @@ def _eos_token_ids(path: Path, text_config: Mapping[str, Any]) -> tuple[int, ...
     return tuple(sorted(token for token in ids if isinstance(token, int)))
 
 
-def _warm_up_ids(template: ChatTemplate, workloads: Sequence[TokenizedWorkload]) -> list[int]:
+def _warm_ups(template: ChatTemplate, workloads: Sequence[TokenizedWorkload]) -> Iterator[tuple[int, ...]]:
+    """Yield prompts, no two alike, that no workload has; they differ from the start, so that no cache has them."""
     measured = {ids for workload in workloads for ids in workload.token_ids}  # a later turn is no warm-up's equal
-    text = _WARM_UP
-    while tuple(ids := template.encode([("user", text)])) in measured:
-        text += "."
-    return ids
+    for number in itertools.count(1):
+        text = _WARM_UP if number == 1 else f"{number}. {_WARM_UP}"
+        if (ids := tuple(template.encode([("user", text)]))) not in measured:
+            yield ids

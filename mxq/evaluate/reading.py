@@ -1,23 +1,33 @@
 """Reading a run directory back, complete or not, without touching it: analysis starts here."""
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from mxq.errors import MxqError, UsageError
-from mxq.evaluate.directory import FORMAT, read_cell, read_json
-from mxq.evaluate.matrix import Arm
+from mxq.evaluate.directory import FORMAT, NEAR_TIES, read_cell, read_json
+from mxq.evaluate.matrix import VLLM, Arm, Cell, Settings
 from mxq.evaluate.records import Record
+
+_DESCRIPTION = {"arm", "workload", "concurrency", "repeat", "definition", "state", "records", "records_sha256"}
 
 
 @dataclass(frozen=True)
 class RecordedCell:
-    """One cell's records in prompt order; ``finished`` says whether all its prompts are there."""
+    """One cell's records in prompt order; ``finished`` says whether all its prompts are there.
+
+    ``facts`` is what was noted of how it was measured; empty before it is finished.
+    """
 
     arm: Arm
     workload: str
+    concurrency: int
+    repeat: int
     finished: bool
     records: tuple[Record, ...]
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,17 +66,32 @@ def read_run(path: Path) -> Run:
         if not all(isinstance(warning, str) for warning in info.get("warnings", ())):
             raise TypeError("a warning that is no text")
         prompts = {workload["name"]: workload["prompts"] for workload in info["definition"]["workloads"]}
+        whole = info["definition"].get("engine") == VLLM
         cells = tuple(
-            _read_cell(path / "cells" / key, Arm(**cell["arm"]), cell["workload"])
-            for key, cell in info["cells"].items()
+            _read_cell(path / "cells" / key, Arm(**cell.pop("arm")), cell, info["definition"], whole)
+            for key, cell in copy.deepcopy(info["cells"]).items()
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise MxqError(f"{path}/run.json is not a run's description ({error!r})", "start a new run") from None
     return Run(path, info, prompts, cells)
 
 
-def _read_cell(path: Path, arm: Arm, workload: str) -> RecordedCell:
-    if not (path / "cell.json").exists():
-        return RecordedCell(arm, workload, finished=False, records=())
-    finished = read_json(path / "cell.json").get("state") == "finished"
-    return RecordedCell(arm, workload, finished, tuple(read_cell(path, arm)))
+def _read_cell(path: Path, arm: Arm, place: dict[str, Any], definition: dict[str, Any], whole: bool) -> RecordedCell:
+    if type(place["concurrency"]) is not int or type(place["repeat"]) is not int:
+        raise TypeError("a cell without concurrency and repeat")
+    state = read_json(path / "cell.json") if (path / "cell.json").exists() else {}
+    if state:
+        _refuse_foreign(path, Cell(arm, **place, definition=state["definition"]), definition)
+    finished = state.get("state") == "finished"
+    records = read_cell(path, arm) if finished or (state and not whole) else []
+    ties = read_json(path / NEAR_TIES) if finished and (path / NEAR_TIES).exists() else {}
+    facts = {name: value for name, value in state.items() if finished and name not in _DESCRIPTION}
+    return RecordedCell(arm, **place, finished=finished, records=tuple(records), facts=facts | ties)
+
+
+def _refuse_foreign(path: Path, cell: Cell, run: Mapping[str, Any]) -> None:
+    """Raise MxqError for a cell that was measured otherwise than its key, or its run, says."""
+    unlike = [f.name for f in fields(Settings) if cell.definition.get(f.name) != run.get(f.name)]
+    if unlike or cell.key != path.name:
+        what = f"has another {unlike[0]} than its run" if unlike else "describes another cell than its name"
+        raise MxqError(f"{path}/cell.json {what}", "cells of different runs do not belong together: start a new run")

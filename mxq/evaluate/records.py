@@ -1,12 +1,14 @@
-"""Records: one JSON line per request, appended as it completes and never changed after.
+"""Records: one JSON line per request, appended as it completes or written all together, and never changed after.
 
 A line is whole when it ends in a newline. A process that dies while writing leaves at most one line that is not, at
 the end; it is dropped when the file is opened to continue, and that request is made again.
 """
 
+import itertools
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,19 @@ from mxq.stats import Passes
 from mxq.stats.acceptance import check_passes
 
 FINISH_REASONS = ("stop", "length")
+MAKE_ROOM = "make room and run the same command to continue"
 
 
 @dataclass(frozen=True)
 class Record:
     """One request. Times in seconds; ``started_at`` in seconds since the epoch, to look for drift afterwards.
 
-    ``accepted`` and ``drafted``: per verify pass, see :mod:`mxq.stats.acceptance`. The first output token comes from
-    the prompt's own pass, so output_tokens = 1 + sum(accepted + 1), less what the last pass gave beyond the end.
+    ``accepted`` and ``drafted``: per verify pass, see :mod:`mxq.stats.acceptance`; both None where a server does not
+    say. The first output token comes from the prompt's own pass, so output_tokens = 1 + sum(accepted + 1), less what
+    the last pass gave beyond the end. A server also makes passes without drafts: no verify passes, a token each.
+
+    ``arrivals_s``: when each piece with tokens came, in seconds since the request was sent; None in-process, where
+    nobody waits for pieces.
 
     ``turn`` is the request's place in its conversation. A later turn was sent behind what the arm itself had answered:
     ``prompt_sha256`` is the hash of its token ids, so that arms which were asked the same can be told.
@@ -40,13 +47,14 @@ class Record:
     target_s: float | None
     draft_s: float | None
     started_at: float
-    accepted: tuple[int, ...]
-    drafted: tuple[int, ...]
+    accepted: tuple[int, ...] | None
+    drafted: tuple[int, ...] | None
     text_sha256: str
     text: str
     token_ids: tuple[int, ...]
     turn: int = 1
     prompt_sha256: str | None = None
+    arrivals_s: tuple[float, ...] | None = None
 
     @classmethod
     def of(
@@ -77,22 +85,21 @@ class Record:
             token_ids=completion.token_ids,
             turn=turn,
             prompt_sha256=prompt_sha256,
+            arrivals_s=completion.arrivals_s,
         )
 
     @property
-    def passes(self) -> Passes:
-        """Return the verify passes as statistics take them.
+    def passes(self) -> Passes | None:
+        """Return the verify passes as statistics take them; None where they are not known one by one.
 
         Where an accepted draft was the end of the text, no draft after it could be accepted: that pass is censored
         there, not failed.
         """
-        if self.finish_reason == "stop" and self._committed > self.output_tokens:
+        if self.accepted is None or self.drafted is None:
+            return None
+        if self.accepted and self.finish_reason == "stop" and _committed(self.accepted) > self.output_tokens:
             return Passes(self.accepted, (*self.drafted[:-1], self.accepted[-1]))
         return Passes(self.accepted, self.drafted)
-
-    @property
-    def _committed(self) -> int:
-        return 1 + sum(self.accepted) + len(self.accepted)
 
     def check(self, num_speculative_tokens: int) -> None:
         """Raise ValueError unless the counts are possible and account for every output token."""
@@ -106,14 +113,32 @@ class Record:
             raise ValueError("the text does not have the hash beside it")
         if not (0 <= self.ttft_s <= self.duration_s and 0 < self.duration_s < math.inf):
             raise ValueError(f"first token after {self.ttft_s} s of {self.duration_s} s")
+        self._check_arrivals()
+        self._check_passes(num_speculative_tokens)
+
+    def _check_arrivals(self) -> None:
+        at = self.arrivals_s
+        if at is None:
+            return
+        ordered = all(a <= b for a, b in itertools.pairwise((0.0, *at, self.duration_s)))
+        if not ordered or not 0 < len(at) <= self.output_tokens or at[0] != self.ttft_s:
+            raise ValueError(f"{len(at)} pieces of {self.output_tokens} tokens came at impossible times")
+
+    def _check_passes(self, num_speculative_tokens: int) -> None:
+        if self.accepted is None or self.drafted is None:
+            if self.accepted is not self.drafted or not num_speculative_tokens or self.arrivals_s is None:
+                raise ValueError("the verify passes are missing")
+            return
         check_passes(Passes(self.accepted, self.drafted), num_speculative_tokens)
         if not num_speculative_tokens:
             if self.accepted:
                 raise ValueError("plain decoding has no verify passes")
-        else:
-            beyond_end = self.accepted[-1] if self.accepted else 0
-            if not self._committed - beyond_end <= self.output_tokens <= self._committed:
-                raise ValueError(f"{self.output_tokens} output tokens but the passes committed {self._committed}")
+            return
+        committed = _committed(self.accepted)
+        beyond_end = self.accepted[-1] if self.accepted else 0
+        most = committed if self.arrivals_s is None else math.inf  # a server's passes without drafts are not listed
+        if not committed - beyond_end <= self.output_tokens <= most:
+            raise ValueError(f"{self.output_tokens} output tokens but the passes committed {committed}")
 
 
 class RecordFile:
@@ -128,7 +153,7 @@ class RecordFile:
 
     def append(self, record: Record) -> None:
         """Write one line and wait until it is on disk; a line that could not be written whole is taken back."""
-        line = json.dumps(asdict(record), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        line = _line(record)
         size = os.fstat(self._fd).st_size
         try:
             view = memoryview(line)
@@ -137,13 +162,21 @@ class RecordFile:
             os.fsync(self._fd)
         except OSError as error:
             os.ftruncate(self._fd, size)
-            raise MxqError(
-                f"cannot write {self._path}: {error.strerror}", "make room and run the same command to continue"
-            ) from None
+            raise MxqError(f"cannot write {self._path}: {error.strerror}", MAKE_ROOM) from None
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """Write all records of a cell at once; the file is there whole or not at all. Raises MxqError."""
+    try:
+        with files.atomic_write(path, "wb") as stream:
+            for record in records:
+                stream.write(_line(record))
+    except OSError as error:
+        raise MxqError(f"cannot write {path}: {error.strerror}", MAKE_ROOM) from None
 
 
 def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
@@ -172,10 +205,21 @@ def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
     return records
 
 
+def _line(record: Record) -> bytes:
+    return json.dumps(asdict(record), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _committed(accepted: Sequence[int]) -> int:
+    return 1 + sum(accepted) + len(accepted)
+
+
 def _parse(value: dict[str, Any]) -> Record:
     value = dict(value)
-    for name in ("accepted", "drafted", "token_ids"):
-        if not all(type(number) is int for number in value[name]):
-            raise TypeError(f"{name} is not a list of integers")
-        value[name] = tuple(value[name])
+    for name, kind in (("accepted", int), ("drafted", int), ("token_ids", int), ("arrivals_s", float)):
+        numbers = value[name]
+        if numbers is None and name != "token_ids":
+            continue
+        if not all(type(number) is kind for number in numbers):
+            raise TypeError(f"{name} is not a list of {kind.__name__} numbers")
+        value[name] = tuple(numbers)
     return Record(**value)

@@ -152,6 +152,7 @@ RULES: tuple[Rule, ...] = (
             and s.model is not None
             and s.model.experts_quantized
             and s.model.form != "quark"
+            and not (s.emulates and s.model.form == "compressed-tensors")
         ),
         *vllm_facts.MARLIN_EXPERTS,
         (
@@ -162,14 +163,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cpu-refuses-linears",
         _ERROR,
-        lambda s: s.cpu and s.model is not None and s.fp4_linears,
+        lambda s: s.cpu and not s.emulates and s.model is not None and s.fp4_linears,
         *vllm_facts.CPU_LINEARS,
         (f"{_KERNELS}/__init__.py _POSSIBLE_MXFP4_KERNELS",),
     ),
     Rule(
         "cpu-experts-need-amx",
         _ERROR,
-        lambda s: s.cpu and s.quark_experts and not s.amx,
+        lambda s: s.cpu and not s.emulates and s.quark_experts and not s.amx,
         f"{vllm_facts.CPU_EXPERTS_NEED_AMX.text}, which this one has not",
         vllm_facts.CPU_EXPERTS_NEED_AMX.do,
         ("vLLM 0.32.0 vllm/model_executor/layers/fused_moe/experts/cpu_moe.py CPUExpertsMxfp4",),
@@ -177,9 +178,35 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cpu-experts-are-weight-only",
         _WARNING,
-        lambda s: s.cpu and s.quark_experts and s.amx and not s.weight_only,
+        lambda s: s.cpu and not s.emulates and s.quark_experts and s.amx and not s.weight_only,
         *vllm_facts.CPU_EXPERTS_ARE_WEIGHT_ONLY,
         (f"{_ORACLE} _warn_on_bf16_fallback",),
+        since={"vllm": "0.32"},
+    ),
+    Rule(
+        "cpu-emulates",
+        _WARNING,
+        lambda s: s.emulates and s.model is not None and s.model.form is not None,
+        *vllm_facts.CPU_EMULATES,
+        ("mxq/engines/plugin/mxfp4.py", f"{_KERNELS}/__init__.py _POSSIBLE_MXFP4_KERNELS"),
+    ),
+    Rule(
+        "cpu-quantizes-activations-anyway",
+        _WARNING,
+        lambda s: (
+            s.emulates and s.weight_only and s.model is not None and s.model.form == "auto-round" and s.fp4_linears
+        ),
+        *vllm_facts.CPU_ACTIVATIONS_ANYWAY,
+        ("vLLM 0.32.0 vllm/model_executor/layers/quantization/inc/schemes/inc_mxfp4_linear.py",),
+    ),
+    Rule(
+        "cpu-drafter-norms",
+        _WARNING,
+        lambda s: s.cpu and not s.emulates,
+        "on processors vLLM 0.32 normalizes the keys of all of a DFlash drafter's layers with the first one's weights: "
+        "fewer drafts are accepted (8 to 14 % with the testbed's), without an error",
+        "install mxq in vLLM's environment, whose plugin normalizes them one by one",
+        ("vLLM 0.32.0 vllm/model_executor/models/qwen3_dflash.py _normalize_context_k",),
         since={"vllm": "0.32"},
     ),
     Rule(
@@ -711,7 +738,8 @@ RULES: tuple[Rule, ...] = (
         lambda s: _broken(s, "torchvision"),
         "torch {torch} and torchvision were built for different devices, and it cannot be imported: {what}; "
         "transformers and vLLM then fail to import their models, naming PreTrainedModel or Qwen3_5ForCausalLM",
-        "install the torchvision that belongs to this torch, from the same place",
+        "install the torchvision that belongs to this torch, from the same place; for vLLM on a processor, python -m "
+        "mxq.engines.cpu_build does without",
         ("pytorch/pytorch#122494",),
     ),
     Rule(
@@ -719,7 +747,7 @@ RULES: tuple[Rule, ...] = (
         _ERROR,
         lambda s: _broken(s, "torchaudio", "torchcodec"),
         "built for another torch than {torch}, and cannot be imported: {what}; transformers and vLLM fail on them",
-        "pip uninstall torchaudio torchcodec: no text model needs them",
+        "pip uninstall torchaudio torchcodec, or python -m mxq.engines.cpu_build: no text model needs them",
         ("pytorch/audio#2525",),
     ),
     Rule(

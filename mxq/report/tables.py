@@ -6,6 +6,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mxq.evaluate.matrix import VLLM
+from mxq.report.speed_tables import (
+    check_table,
+    empty_table,
+    kernel_table,
+    latency_tables,
+    quoted,
+    speed_tables,
+    withheld_notes,
+)
 from mxq.report.summary import POINT_ESTIMATES, CellSummary, Summary
 from mxq.stats import Acceptance
 
@@ -17,34 +27,48 @@ _WIDE = 110
 def show(summary: Summary, console: Console) -> None:
     """Print all tables, notes and warnings."""
     for warning in summary.warnings:
-        console.print(Text(f"WARNING: {warning}\n", style="bold red"))
+        console.print(Text.assemble("WARNING: ", quoted(warning), "\n", style="bold red"))
     for title, table in _tables(summary, console.width, _TENTHS if console.options.ascii_only else _BARS):
-        console.print(Text(title, style="bold"))
-        console.print(table)
+        console.print(
+            Text(title, style="bold red" if summary.failed_checks and table.columns[0].header == "check" else "bold")
+        )
+        if table.row_count:
+            console.print(table)
         console.print()
     for note in _notes(summary):
-        console.print(Text(note))
+        console.print(quoted(note))
 
 
 def _tables(summary: Summary, width: int, bars: str) -> Iterator[tuple[str, Table]]:
     if summary.configurations:
         title = "Acceptance length, pooled: tokens committed per verify pass, bonus included"
-        yield title, acceptance_table(summary, width)
+        yield f"{title}{_at(summary)}", acceptance_table(summary, width)
         for configuration in _deepest(summary.configurations):
             title = f"Survival, {configuration}: share of verify passes that accepted at least i drafts"
             yield title, survival_table(summary, configuration, width, bars)
-    title = "Output tokens per second of wall clock, one request at a time, prefill included\n"
-    yield f"{title}(speedup: over plain decoding, ar, of the same precision)", speed_table(summary)
+            if width >= _WIDE and (table := conditional_table(summary, configuration, width)).row_count:
+                title = f"Conditional acceptance, {configuration}: share that accepted draft i, of the passes at risk"
+                yield f"{title} (below: how many)", table
+    yield from speed_tables(summary, width)
+    yield from latency_tables(summary)
     if any(cell.identity for cell in summary.cells):
         title = "Greedy answers identical, token by token, to plain decoding of the same target"
         yield title, identity_table(summary)
     if any(cell.checked for cell in summary.cells):
         yield "Right answers, of those that have a reference", answers_table(summary)
+    if kernels := kernel_table(summary):
+        yield "Kernels", kernels
+    yield check_table(summary)
+
+
+def _at(summary: Summary) -> str:
+    """Return at how many requests in flight something is, where that is not one and nothing else."""
+    return "" if summary.concurrencies == (1,) else f"\n(with {summary.concurrencies[0]} in flight)"
 
 
 def acceptance_table(summary: Summary, width: int) -> Table:
     """Return pooled acceptance lengths by workload and configuration; per-request means too where there is room."""
-    table = _table()
+    table = empty_table()
     _row_headers(table)
     both = len(summary.targets) == 2
     for target in summary.targets:
@@ -77,7 +101,7 @@ def survival_table(summary: Summary, configuration: str, width: int, bars: str =
     # Beside the numbers, 4 columns each, stand two names, the bars, and two gaps.
     taken = names + 1 + 7 + max(depth, 5) + 1 + (17 if both else 0)
     shown = _spread(depth, max(2, (width - taken) // 4))
-    table = _table()
+    table = empty_table()
     table.add_column("workload", no_wrap=True)
     table.add_column("target", no_wrap=True)
     table.add_column(f"1..{depth}", no_wrap=True)
@@ -100,29 +124,32 @@ def survival_table(summary: Summary, configuration: str, width: int, bars: str =
     return table
 
 
-def speed_table(summary: Summary) -> Table:
-    """Return tokens per second and speedups by workload and configuration."""
-    table = _table()
-    _row_headers(table)
-    for target in summary.targets:
-        table.add_column(f"{target} tok/s", justify="right")
-    for target in summary.targets:
-        table.add_column(f"{target} speedup", justify="right")
-    if len(summary.targets) == 2:
-        table.add_column("mxfp4 over bf16 ar", justify="right")
-    for workload, configuration, cells in _rows(summary, ("ar", *summary.configurations)):
-        row = [workload, configuration]
-        row += [_number(cell.throughput.tokens_per_s if cell else None, "{:.1f}") for cell in cells]
-        row += [_number(cell.speedup_same_precision if cell else None, "{:.2f}x") for cell in cells]
-        if len(cells) == 2:
-            row.append(_number(cells[1].speedup_bf16 if cells[1] else None, "{:.2f}x"))
-        table.add_row(*row)
+def conditional_table(summary: Summary, configuration: str, width: int) -> Table:
+    """Return by position what share of the passes that could accept a draft did, and how many could."""
+    found = {
+        (workload, target): cell.acceptance
+        for workload in summary.workloads
+        for target in summary.targets
+        if (cell := summary.cell(target, configuration, workload)) and cell.acceptance and cell.acceptance.at_risk
+    }
+    depth = max((len(a.survival) for a in found.values()), default=0)
+    digits = max((len(str(max(a.at_risk or ()))) for a in found.values()), default=3)
+    names = max(map(len, ("workload", *summary.workloads)))
+    shown = _spread(depth, max(2, (width - names - 8) // (max(digits, 3) + 1)))
+    table = empty_table()
+    table.add_column("workload", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    for position in shown:
+        table.add_column(str(position + 1), justify="right", no_wrap=True)
+    for (workload, target), a in found.items():
+        row = [f"{_share((a.conditional or ())[i])}\n{(a.at_risk or ())[i]}" for i in shown]
+        table.add_row(workload if target == summary.targets[0] else "", target, *row)
     return table
 
 
 def identity_table(summary: Summary) -> Table:
     """Return how many greedy answers equal those of plain decoding, over all workloads, and where others part."""
-    table = _table()
+    table = empty_table()
     table.add_column("method-K", no_wrap=True)
     for target in summary.targets:
         table.add_column(f"{target} identical", justify="right")
@@ -132,7 +159,7 @@ def identity_table(summary: Summary) -> Table:
         for target in summary.targets:
             cells = [summary.cell(target, configuration, workload) for workload in summary.workloads]
             found = [cell.identity for cell in cells if cell and cell.identity]
-            row.append(f"{sum(i.identical for i in found)}/{sum(i.requests for i in found)}")
+            row.append(f"{sum(i.identical for i in found)}/{sum(i.requests for i in found)}" if found else "-")
             row.append(_positions([position for i in found for position in i.first_differences]))
         table.add_row(*row)
     return table
@@ -140,7 +167,7 @@ def identity_table(summary: Summary) -> Table:
 
 def answers_table(summary: Summary) -> Table:
     """Return how many answers were right, by workload and configuration."""
-    table = _table()
+    table = empty_table()
     _row_headers(table)
     for target in summary.targets:
         table.add_column(target, justify="right")
@@ -162,43 +189,47 @@ def _notes(summary: Summary) -> Iterator[str]:
     for workload, (used, total) in summary.prompts.items():
         if used < total:
             yield f"Not complete: {workload} with {used} of {total} prompts so far."
+    cells = summary.run.cells
+    if not summary.run.finished:
+        yield f"Not complete: {sum(cell.finished for cell in cells)} of {len(cells)} cells so far."
     for workload, count in summary.conversations.items():
         yield (
             f"{workload} has conversations ({count}): each turn counts as a request. Later turns are sent behind the "
             "arm's own answers, so that arms whose answers differ are not asked the same there."
         )
-    cut = sum(cell.cut_by_length for cell in summary.cells)
+    cut = sum(cell.cut_by_length for cell in summary.lowest)
     if cut:
-        requests = sum(cell.requests for cell in summary.cells)
+        requests = sum(cell.requests for cell in summary.lowest)
         limit = summary.run.info["definition"]["max_tokens"]
         yield f"{cut} of {requests} answers were cut at {limit} tokens."
     yield from _identity_notes(summary)
-    if summary.run.info["environment"].get("engine", {}).get("mxfp4") == "emulated" and "mxfp4" in summary.targets:
+    lost = [said for cell in summary.run.cells for said in cell.facts.get("lost") or ()]
+    if lost:
+        yield f"Servers were lost, and their cells measured from the start: {len(lost)}, first: {lost[0]}"
+    if any(cell.acceptance and cell.acceptance.source == "counters" for cell in summary.cells):
         yield (
-            "MXFP4 is emulated by this engine: its acceptance is that of the quantized model, its speed says nothing "
-            "about MXFP4 kernels."
+            "Acceptance is from the server's counters, since it does not say what single answers accepted. Drafts "
+            "behind an end of text are counted too."
         )
+    yield from withheld_notes(summary)
     yield POINT_ESTIMATES
 
 
 def _identity_notes(summary: Summary) -> Iterator[str]:
     differing = {
-        target: sum(len(c.identity.first_differences) for c in summary.cells if c.arm.target == target and c.identity)
+        target: sum(len(c.identity.first_differences) for c in summary.lowest if c.arm.target == target and c.identity)
         for target in summary.targets
     }
     float32 = summary.run.info["definition"]["dtype"] == "float32"
     if float32 and differing.get("bf16"):
         yield f"{differing['bf16']} answers of the bf16 target differ in float32: that is a defect of the decoding."
     elif any(differing.values()):
+        served = summary.run.info["definition"]["engine"] == VLLM
         yield (
             f"{sum(differing.values())} greedy answers differ from plain decoding: bfloat16, and rounding activations "
-            "to MXFP4, can decide near-ties otherwise in passes of another length. With --dtype float32 the bf16 "
-            "target must show none."
+            "to MXFP4, can decide near-ties otherwise in passes of another length. "
+            + ("A check looks into each." if served else "With --dtype float32 the bf16 target must show none.")
         )
-
-
-def _table() -> Table:
-    return Table(header_style="dim", padding=(0, 1, 0, 0), box=None)
 
 
 def _row_headers(table: Table) -> None:
@@ -238,7 +269,7 @@ def _difference(found: Sequence[Acceptance | None]) -> str:
 
 
 def _per_request(a: Acceptance | None) -> str:
-    if a is None:
+    if a is None or a.per_request_mean is None:
         return "-"
     spread = "" if a.per_request_sd is None else f" ({a.per_request_sd:.2f})"
     return f"{a.per_request_mean:.3f}{spread}"

@@ -13,11 +13,14 @@ in full.
   survives, pooled acceptance length = 1 + sum of survival, exactly.
 * conditional_i = passes with a_p > i among those at risk: a_p >= i and d_p > i. A pass that was not allowed to accept
   position i is censored there; it did not fail. Without censoring this is survival_i / survival_(i-1).
+
+A server's own counters know only sums: of passes, of accepted drafts, and of passes that accepted each position. They
+give the pooled length and survival, and nothing by request or at risk. They also count drafts behind an end of text.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -34,17 +37,19 @@ class Acceptance:
     """What :func:`acceptance` returns; the module's docstring defines the quantities.
 
     ``per_request_sd`` is the standard deviation over requests (None with fewer than two). ``survival``,
-    ``conditional`` (None where nothing was at risk) and ``at_risk`` have one entry per draft position.
+    ``conditional`` (None where nothing was at risk) and ``at_risk`` have one entry per draft position. ``source`` is
+    "passes", or "counters": then what needs more than sums is None.
     """
 
     requests: int
     passes: int
     pooled: float
-    per_request_mean: float
+    per_request_mean: float | None
     per_request_sd: float | None
     survival: tuple[float, ...]
-    conditional: tuple[float | None, ...]
-    at_risk: tuple[int, ...]
+    conditional: tuple[float | None, ...] | None
+    at_risk: tuple[int, ...] | None
+    source: Literal["passes", "counters"] = "passes"
 
     @property
     def nothing_accepted(self) -> bool:
@@ -84,6 +89,29 @@ def acceptance(requests: Sequence[Passes], num_speculative_tokens: int) -> Accep
         survival=tuple(float(share) for share in survival),
         conditional=tuple(int(s) / int(r) if r else None for s, r in zip(survived, at_risk, strict=True)),
         at_risk=tuple(int(count) for count in at_risk),
+    )
+
+
+def counted_acceptance(requests: int, passes: int, accepted: int, per_position: Sequence[int]) -> Acceptance | None:
+    """Summarise what a server counted: verify passes, drafts accepted in them, and passes that accepted each position.
+
+    None without a pass. Raises ValueError for counts that cannot be, also if pooled length and survival disagree.
+    """
+    if not passes:
+        return None
+    falling = all(a >= b for a, b in zip((passes, *per_position), per_position, strict=False))
+    if accepted != sum(per_position) or not falling:
+        raise ValueError(f"{accepted} drafts accepted in {passes} passes, by position {list(per_position)}")
+    return Acceptance(
+        requests=requests,
+        passes=passes,
+        pooled=1 + accepted / passes,
+        per_request_mean=None,
+        per_request_sd=None,
+        survival=tuple(count / passes for count in per_position),
+        conditional=None,
+        at_risk=None,
+        source="counters",
     )
 
 

@@ -35,10 +35,15 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Return the token ids of ``messages`` and of the header that makes the model answer."""
+        ids: list[int] = self._tokenizer(self.text(messages), add_special_tokens=False)["input_ids"]
+        return ids
+
+    def text(self, messages: Sequence[tuple[str, str]]) -> str:
+        """Return what :meth:`encode` makes tokens of."""
         from jinja2 import TemplateError
 
         try:
-            text = self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 [{"role": role, "content": content} for role, content in messages],
                 tokenize=False,
                 add_generation_prompt=True,
@@ -46,8 +51,7 @@ class ChatTemplate:
             )
         except TemplateError as error:
             raise UsageError(f"the chat template refuses the messages: {error}", "see the model's template") from None
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return text
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, special tokens left out."""

@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""Hold the client of ``mxq eval`` against ``vllm bench serve`` on one server, into benchmarks/CLIENT.md.
+
+    python tools/bench_client.py                             # in an environment that has vLLM's CPU build and pandas
+
+Both send the same prompts in the same order, at the same concurrency, for answers of the same length, to a server of
+testbed:dense that decodes plainly: a piece per token is the most that a client can get to do. They take turns, and the
+one that begins changes with every pair; a ratio is that of one pair's passes. vLLM's tool stays loaded in a process of
+its own, so that a turn of it costs no start.
+
+Client and server share the processors here. "others" is the share of them that neither had: where it is not small, the
+figures are of a busy machine and a run says little.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from mxq import files, testbed, workloads
+from mxq.checkpoint import resolve
+from mxq.engines.base import Sampling
+from mxq.engines.builds import BUILDS, measurable
+from mxq.engines.client import Client, Endpoint, connected
+from mxq.engines.launch import Served, launch
+from mxq.engines.process import free_port
+from mxq.engines.server import serving
+from mxq.errors import MxqError
+from mxq.progress import note
+from mxq.workloads.chat import ChatTemplate
+
+_PEER = """
+import json, sys
+from vllm.benchmarks import serve
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+serve.add_cli_args(parser)
+out, sys.stdout = sys.stdout, sys.stderr
+for line in sys.stdin:
+    print(json.dumps(serve.main(parser.parse_args(json.loads(line)))), file=out, flush=True)
+"""
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one pass: how many at once, how many in all, tokens of each answer."""
+
+    concurrency: int
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one tool saw, in seconds; and what was seen of it.
+
+    Attributes:
+        cpu: share of one processor that the client had; None of the peer, which does other work beside.
+        server_s: processor time of the server.
+        others: share of the machine's processors that neither had.
+    """
+
+    seconds: float
+    tokens: int
+    ttft: list[float]
+    itl: list[float]
+    cpu: float | None = None
+    server_s: float = 0.0
+    others: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Output tokens per second of wall clock."""
+        return self.tokens / self.seconds
+
+
+def own(endpoint: Endpoint, prompts: Sequence[str], load: Load) -> Pass:
+    """Send the prompts as ``mxq eval`` does."""
+
+    async def run() -> Pass:
+        async with connected(endpoint) as client:
+            begin, busy = time.perf_counter(), time.process_time()
+            answers = await asyncio.gather(*(ask(client, prompt, slots) for prompt in prompts))
+            busy, seconds = time.process_time() - busy, time.perf_counter() - begin
+        return Pass(
+            seconds,
+            sum(answer.output_tokens for answer in answers),
+            [answer.ttft_s for answer in answers],
+            [gap for answer in answers for gap in answer.gaps_s],
+            busy / seconds,
+        )
+
+    async def ask(client: Client, prompt: str, slots: asyncio.Semaphore) -> Any:
+        async with slots:
+            return await client.complete(prompt, max_tokens=load.tokens, sampling=Sampling(), ignore_eos=True)
+
+    slots = asyncio.Semaphore(load.concurrency)
+    return asyncio.run(run())
+
+
+class Peer:
+    """``vllm bench serve``, loaded once."""
+
+    def __init__(self, endpoint: Endpoint, target: Path, log: IO[bytes]) -> None:
+        self._endpoint, self._target = endpoint, target
+        command = [sys.executable, "-c", _PEER]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def __call__(self, dataset: Path, load: Load) -> Pass:
+        """Send the prompts of a file."""
+        options = {
+            "--backend": "vllm",
+            "--base-url": self._endpoint.base_url,
+            "--model": self._endpoint.model,
+            "--tokenizer": str(self._target),
+            "--dataset-name": "custom",
+            "--dataset-path": str(dataset),
+            "--num-prompts": str(load.requests),
+            "--custom-output-len": str(load.tokens),
+            "--max-concurrency": str(load.concurrency),
+            "--temperature": "0",
+        }
+        flags = ["skip-chat-template", "disable-shuffle", "no-oversample", "ignore-eos", "disable-tqdm"]
+        flags.append("save-detailed")  # or it leaves times out of what it returns
+        words = [*(word for option in options.items() for word in option), *(f"--{flag}" for flag in flags)]
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise MxqError("vllm bench serve ended", "see the log; it needs pandas")
+        said = json.loads(line)
+        if said["completed"] != load.requests:
+            raise MxqError(f"vllm bench serve: {said['completed']} of {load.requests} requests answered", "see the log")
+        itl = [gap for answer in said["itls"] for gap in answer]
+        return Pass(said["duration"], said["total_output_tokens"], said["ttfts"], itl)
+
+    def close(self) -> None:
+        """End it."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+
+def observed(work: Callable[[], Pass], server: int) -> Pass:
+    """Return a pass with what the server, a process group, had meanwhile, and what others had."""
+    begin = (time.perf_counter(), _machine_busy(), _group_busy(server), _group_busy(os.getpgrp()))
+    made = work()
+    end = (time.perf_counter(), _machine_busy(), _group_busy(server), _group_busy(os.getpgrp()))
+    seconds, machine, served, clients = (b - a for a, b in zip(begin, end, strict=True))
+    others = max(machine - served - clients, 0.0) / (seconds * (os.cpu_count() or 1))
+    return dataclasses.replace(made, server_s=served, others=others)
+
+
+def _machine_busy() -> float:
+    """Return the seconds that all processors have been busy since the start of the machine."""
+    user, nice, system, _, _, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + irq + soft + steal) * _TICK_S
+
+
+def _group_busy(group: int) -> float:
+    """Return the seconds that the processes of a group have been busy."""
+    ticks = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group:
+                    ticks += int(fields[11]) + int(fields[12])
+    return ticks * _TICK_S
+
+
+def measure(endpoint: Endpoint, peer: Peer, prompts: list[str], load: Load, pairs: int) -> list[dict[str, Pass]]:
+    """Return what both tools saw, pair by pair."""
+    assert endpoint.process is not None
+    server, found = endpoint.process.group, []
+    sent = [prompts[i % len(prompts)] for i in range(load.requests)]
+    with tempfile.TemporaryDirectory() as temporary:
+        dataset = Path(temporary) / "prompts.jsonl"
+        dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in sent))
+        tools = {"mxq": lambda: own(endpoint, sent, load), "vllm": lambda: peer(dataset, load)}
+        own(endpoint, sent, load)  # the server meets a batch of this size, and its answers' lengths
+        for number in range(pairs):
+            order = list(tools) if number % 2 == 0 else list(tools)[::-1]
+            found.append({name: observed(tools[name], server) for name in order})
+            speeds = ", ".join(f"{name} {found[-1][name].speed:.1f}" for name in tools)
+            note(f"concurrency {load.concurrency}, pair {number + 1} of {pairs}: {speeds} tokens/s")
+    return found
+
+
+def rows(load: Load, pairs: list[dict[str, Pass]]) -> Iterator[str]:
+    """Yield the table's rows for one concurrency."""
+    ratios = [pair["mxq"].speed / pair["vllm"].speed for pair in pairs]
+    for name, title in (("mxq", "mxq"), ("vllm", "vllm bench serve")):
+        runs = [pair[name] for pair in pairs]
+        mine = name == "mxq"
+        pieces = sum(len(run.itl) + len(run.ttft) for run in runs)
+        busy = sum(run.cpu * run.seconds for run in runs if run.cpu is not None)
+        cells = [
+            str(load.concurrency) if mine else "",
+            title,
+            f"{load.requests} x {load.tokens}" if mine else "",
+            spread([run.speed for run in runs], "{:.1f}"),
+            spread(ratios, "{:.3f}") if mine else "",
+            spread([100 * run.cpu for run in runs if run.cpu is not None], "{:.1f} %") if mine else "",
+            f"{1e6 * busy / pieces:.0f}" if mine else "",
+            f"{1e3 * statistics.median(t for run in runs for t in run.ttft):.1f}",
+            f"{1e3 * statistics.median(t for run in runs for t in run.itl):.2f}",
+            spread([1e3 * run.server_s / run.tokens for run in runs], "{:.2f}"),
+            spread([100 * run.others for run in runs], "{:.0f} %"),
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return the median with the range."""
+    low, middle, high = (form.format(f(values)) for f in (min, statistics.median, max))
+    return f"{middle} ({low}–{high})"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and write its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--pairs", type=int, default=5, help="passes of each tool")
+    parser.add_argument("--requests", type=int, default=3, help="requests of a pass, times the concurrency")
+    parser.add_argument("--tokens", type=int, default=64, help="length of an answer")
+    parser.add_argument("--log", type=Path, help="keep here what server and peer print")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/CLIENT.md"))
+    options = parser.parse_args(argv)
+    target = resolve(f"{testbed.PREFIX}dense")
+    template = ChatTemplate(target, thinking=False)
+    prompts = [
+        template.text(prompt.messages) for name in testbed.WORKLOADS for prompt in workloads.load(name, 24).prompts
+    ]
+    begin = os.getloadavg()[0]
+    made = measurable(launch("cpu", Served(str(target)), "ar", port=free_port()), None)
+    table: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        log = options.log or Path(temporary) / "log"
+        note("starting the server")
+        with (
+            log.open("ab") as stream,
+            serving(made, str(target), log, ready_s=BUILDS["cpu"].ready_s) as endpoint,
+            contextlib.closing(Peer(endpoint, target, stream)) as peer,
+        ):
+            for concurrency in options.concurrency:
+                # Alone, one request after the other would take as long as many at once.
+                load = Load(concurrency, max(options.requests * concurrency, 6), options.tokens)
+                table += rows(load, measure(endpoint, peer, prompts, load, options.pairs))
+            version = endpoint.version
+    hardware = files.hardware()
+    head = [
+        "# The client, beside `vllm bench serve`",
+        "",
+        f"`{shlex.join(['python', 'tools/bench_client.py', *(sys.argv[1:] if argv is None else argv)])}`",
+        "",
+        f"{hardware['cpu']}, {hardware['cores']} cores, load average {begin:.1f} before and {os.getloadavg()[0]:.1f} "
+        f"after; vLLM {version}, "
+        + ", ".join(f"{name} {number}" for name, number in files.versions("torch", "aiohttp").items()),
+        "",
+        f"testbed:dense, plain decoding, greedy, every answer of full length, the same prompts in the same order; "
+        f"{options.pairs} pairs of passes, alternated: median (lowest–highest). The ratio is of the two passes of a "
+        "pair. The client's own time is that of all its threads, over wall clock; a piece is an event with a token. "
+        "Server and client share the processors; others had what neither of them had.",
+        "",
+        "| concurrency | tool | requests x tokens | tokens/s | mxq / bench (must: 1 ± 0.03) "
+        "| client's CPU (must at 32: under 5 %) | µs of it per piece | TTFT ms | ITL ms "
+        "| server's CPU, ms per token | others |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    with files.atomic_write(options.out) as file:
+        file.write("\n".join([*head, *table]) + "\n")
+    print("\n".join(table))
+    note(f"written to {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
