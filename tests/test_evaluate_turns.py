@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from decoding import Models
 from scripted import ScriptedEngine, decode, small_plan
 
+from mxq.analysis import summarise
 from mxq.cli import main
 from mxq.errors import UsageError
 from mxq.evaluate import Plan, read_run, run
 from mxq.evaluate.matrix import TokenizedWorkload
-from mxq.report import summarise
 from mxq.workloads import ChatTemplate, Workload, load
 
 

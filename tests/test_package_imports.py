@@ -21,7 +21,9 @@ LAYERS = [
     {"formats", "models", "testbed"},
     {"checkpoint", "decode", "engines", "layouts", "stats", "workloads"},
     {"verify"},
-    {"convert", "evaluate", "hardware", "report"},
+    {"convert", "evaluate", "hardware"},
+    {"analysis"},
+    {"report"},
     {"cli"},
     {"__main__"},
 ]

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from scripted import ScriptedEngine, decode, small_plan
 from served import ServedCell, serve, server_plan
 
+from mxq.analysis import Summary, summarise
 from mxq.errors import UsageError
 from mxq.evaluate import Cell, read_run, run
-from mxq.report import Summary, summarise
 from mxq.report.figures import COLOURS, acceptance_vs_k, speed_vs_concurrency, survival
 
 

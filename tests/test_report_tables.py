@@ -12,10 +12,10 @@ from rich.console import Console
 from scripted import ScriptedEngine, decode, small_plan
 from served import ServedCell, serve, server_plan
 
+from mxq.analysis import summarise
 from mxq.engines import EngineArm
 from mxq.errors import InterruptedRunError
 from mxq.evaluate import Cell, Plan, read_run, run
-from mxq.report import summarise
 from mxq.report.tables import show
 
 

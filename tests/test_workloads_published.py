@@ -239,7 +239,7 @@ def test_humaneval_comes_from_the_package_without_a_network(tmp_path: Path) -> N
 
 
 def test_answers_of_humaneval_are_checked_by_its_tests() -> None:
-    from mxq.report.answers import right
+    from mxq.analysis.answers import right
 
     (prompt,) = GOLDEN["humaneval"]
     assert right(prompt, "```python\ndef twice(x):\n    return 2 * x\n```") is True

@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mxq import files, testbed
+from mxq.analysis import summarise
 from mxq.engines.base import Method
 from mxq.engines.launch import HARDWARE
 from mxq.errors import MxqError
 from mxq.evaluate import Arm, RecordedCell, Run, read_run
-from mxq.report import summarise
 from mxq.report.tables import show
 from mxq.stats import Passes, acceptance_difference, identity
 

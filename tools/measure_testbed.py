@@ -25,6 +25,7 @@ from testbed_training import measure as measure_training
 from testbed_training import target as training
 
 from mxq import decode, files, testbed
+from mxq.analysis import Summary, summarise
 from mxq.checkpoint import Checkpoint
 from mxq.cli import main as mxq
 from mxq.decode.ties import parting
@@ -34,7 +35,6 @@ from mxq.evaluate.directory import open_run
 from mxq.evaluate.inprocess import prepared
 from mxq.evaluate.runner import complete, environment, prompt_ids
 from mxq.progress import progress
-from mxq.report import Summary, summarise
 from mxq.workloads import ChatTemplate, load
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -175,7 +175,7 @@ def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **
 
 
 def _print(run: "Run", check_answers: bool, as_json: bool) -> None:
-    from mxq.report import summarise
+    from mxq.analysis import summarise
 
     summary = summarise(run, check_answers=check_answers)
     if as_json:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from mxq.analysis.summary import Summary
 from mxq.errors import UsageError
-from mxq.report.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from mxq.report.checks import tally
-from mxq.report.speed import EMULATED, Speed
-from mxq.report.summary import CellSummary, Summary
+from mxq.analysis.checks import tally
+from mxq.analysis.speed import EMULATED, Speed
+from mxq.analysis.summary import CellSummary, Summary
 from mxq.stats import Percentiles, Repeated
 
 Show = Callable[[Speed], str]

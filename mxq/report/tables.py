@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mxq.analysis.summary import POINT_ESTIMATES, CellSummary, Summary
 from mxq.evaluate.matrix import VLLM
 from mxq.report.speed_tables import (
     check_table,
@@ -16,7 +17,6 @@ from mxq.report.speed_tables import (
     speed_tables,
     withheld_notes,
 )
-from mxq.report.summary import POINT_ESTIMATES, CellSummary, Summary
 from mxq.stats import Acceptance
 
 _BARS = "▁▂▃▄▅▆▇█"

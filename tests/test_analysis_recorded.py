@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mxq.analysis import Summary, summarise
+from mxq.analysis.checks import tally
 from mxq.evaluate import read_run
-from mxq.report import Summary, summarise
-from mxq.report.checks import tally
 
 RUN = Path(__file__).parent.parent / "notebooks" / "data" / "vllm-cpu"
 

@@ -11,11 +11,11 @@ import pytest
 from scripted import ScriptedEngine, decode, small_plan
 from served import TOKENS, ServedCell, serve, server_plan
 
+from mxq.analysis import CellSummary, Summary, summarise
+from mxq.analysis.speed import Speed
 from mxq.engines import EngineArm
 from mxq.errors import InterruptedRunError, MxqError
 from mxq.evaluate import Arm, Cell, Run, read_run, run
-from mxq.report import CellSummary, Summary, summarise
-from mxq.report.speed import Speed
 
 
 def measured(path: Path, engine: ScriptedEngine | None = None, **plan: object) -> Run:

@@ -15,11 +15,11 @@ from rich.console import Console
 from scripted import ScriptedEngine, decode, small_plan
 from served import ServedCell, serve, server_plan
 
+from mxq.analysis import Summary, summarise
+from mxq.analysis.checks import NEAR_TIE, tally
 from mxq.cli import main
 from mxq.errors import MxqError
 from mxq.evaluate import Cell, read_run, run
-from mxq.report import Summary, summarise
-from mxq.report.checks import NEAR_TIE, tally
 from mxq.report.tables import show
 
 Change = Callable[[Cell, ServedCell], Mapping[str, Any] | None]

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mxq.analysis.answers import right
+from mxq.analysis.checks import RunCheck, alike, check_run, failed, plain_places
+from mxq.analysis.speed import Speed, speed, withheld
 from mxq.engines import Sampling
 from mxq.errors import MxqError
 from mxq.evaluate import Arm, RecordedCell, Run
 from mxq.evaluate.checks import DRAFTS_ACCEPTED
 from mxq.evaluate.matrix import VLLM
 from mxq.progress import progress
-from mxq.report.answers import right
-from mxq.report.checks import RunCheck, alike, check_run, failed, plain_places
-from mxq.report.speed import Speed, speed, withheld
 from mxq.stats import Acceptance, Identity, acceptance, counted_acceptance, identity
 from mxq.workloads import load
 
@@ -171,7 +171,7 @@ class Summary:
 def summarise(run: Run, *, check_answers: bool = False) -> Summary:
     """Compute the summary of a run; raises MxqError when no prompt has been answered by all arms yet.
 
-    ``check_answers`` runs code that the models wrote, see :mod:`mxq.report.answers`.
+    ``check_answers`` runs code that the models wrote, see :mod:`mxq.analysis.answers`.
     """
     cells: Cells = {}
     prompts: dict[str, tuple[int, int]] = {}

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from scripted import ScriptedEngine, decode, small_plan
 
+from mxq.analysis import summarise
+from mxq.analysis.answers import right
 from mxq.cli import main
 from mxq.evaluate import read_run, run
-from mxq.report import summarise
-from mxq.report.answers import right
 from mxq.workloads import Prompt
 
 
@@ -69,7 +69,7 @@ def test_code_must_pass_its_tests(reply: str, verdict: bool) -> None:
 
 
 def test_code_that_never_ends_is_ended_with_all_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("mxq.report.answers._SECONDS", 1)
+    monkeypatch.setattr("mxq.analysis.answers._SECONDS", 1)
     token = f"left-behind-{time.monotonic_ns()}"
     loop = "import time\nwhile True: time.sleep(1)"
     code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {loop!r}, {token!r}])\n{loop}"
