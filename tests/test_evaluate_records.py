@@ -1,5 +1,6 @@
 """What a record's verify passes count for at the end of an answer, and which records cannot be."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from mxq import files
 from mxq.engines import Completion
 from mxq.errors import MxqError
 from mxq.evaluate import Record
-from mxq.evaluate.records import read_records, write_records
+from mxq.evaluate.records import cannot_write, read_records, write_records
 from mxq.stats import Passes, acceptance
 
 
@@ -75,3 +76,14 @@ def test_what_a_server_answered(tmp_path: Path, changed: dict[str, Any], message
         with pytest.raises(MxqError, match=message):
             read_records(tmp_path / "records.jsonl", 3)
     assert (record.passes is None) == (record.accepted is None or record.drafted is None)
+
+
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [(28, "make room"), (122, "make room"), (13, "make it writable"), (30, "make it writable")],
+    ids=["ENOSPC", "EDQUOT", "EACCES", "EROFS"],
+)
+def test_what_cannot_be_written_says_what_helps(number: int, what: str) -> None:
+    error = cannot_write(Path("run") / "records.jsonl", OSError(number, os.strerror(number)))
+    assert str(error.hint) == f"{what} and run the same command to continue"
+    assert os.strerror(number) in error.message

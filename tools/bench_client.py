@@ -237,17 +237,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and write its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--pairs", type=int, default=5, help="passes of each tool")
-    parser.add_argument("--requests", type=int, default=3, help="requests of a pass, times the concurrency")
+    parser.add_argument("--pairs", type=int, default=7, help="passes of each tool")
+    parser.add_argument("--requests", type=int, default=12, help="requests of a pass, times the concurrency")
     parser.add_argument("--tokens", type=int, default=64, help="length of an answer")
     parser.add_argument("--log", type=Path, help="keep here what server and peer print")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/CLIENT.md"))
     options = parser.parse_args(argv)
     target = resolve(f"{testbed.PREFIX}dense")
     template = ChatTemplate(target, thinking=False)
-    prompts = [
-        template.text(prompt.messages) for name in testbed.WORKLOADS for prompt in workloads.load(name, 24).prompts
-    ]
+    prompts = [template.text(prompt.messages) for name in testbed.WORKLOADS for prompt in workloads.load(name).prompts]
     begin = os.getloadavg()[0]
     made = measurable(launch("cpu", Served(str(target)), "ar", port=free_port()), None)
     table: list[str] = []
@@ -261,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             for concurrency in options.concurrency:
                 # Alone, one request after the other would take as long as many at once.
-                load = Load(concurrency, max(options.requests * concurrency, 6), options.tokens)
+                load = Load(concurrency, max(options.requests * concurrency, 24), options.tokens)
                 table += rows(load, measure(endpoint, peer, prompts, load, options.pairs))
             version = endpoint.version
     hardware = files.hardware()

@@ -77,7 +77,8 @@ def server_options(command: F) -> F:
             metavar="ARM=URL",
             multiple=True,
             help="vLLM: measure this arm, as 'bf16 dflash-15', on a server that runs already; repeatable. "
-            f"Then no other arms are measured. Its key is taken from {_KEY}.",
+            "No other arms are measured, and nothing is started: not with --spec, -k, --hardware, --gpus, "
+            f"--engine-arg, --env or --servers-at-once. Its key is taken from {_KEY}.",
         ),
         click.option(
             "--served-as", metavar="NAME", help="vLLM: the name that servers of --base-url have for the model."

@@ -26,7 +26,7 @@ from typing import Any
 from mxq import files
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate.matrix import VLLM, Arm, Cell, Place, Plan
-from mxq.evaluate.records import MAKE_ROOM, Record, RecordFile, read_records, write_records
+from mxq.evaluate.records import Record, RecordFile, cannot_write, read_records, write_records
 
 FORMAT = 2
 NEAR_TIES = "near_ties.json"
@@ -202,7 +202,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MxqError(f"cannot write {path}: {error.strerror}", MAKE_ROOM) from None
+        raise cannot_write(path, error) from None
 
 
 @contextlib.contextmanager

@@ -32,12 +32,16 @@ class RecordedCell:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as recorded. ``info`` is run.json; ``prompts`` is the number of prompts by workload."""
+    """A run as recorded. ``info`` is run.json; ``prompts`` is the number of prompts by workload.
+
+    ``name`` is what people know it by: its path, unless it comes with mxq.
+    """
 
     path: Path
     info: dict[str, Any]
     prompts: dict[str, int]
     cells: tuple[RecordedCell, ...]
+    name: str
 
     @property
     def finished(self) -> bool:
@@ -73,7 +77,7 @@ def read_run(path: Path) -> Run:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise MxqError(f"{path}/run.json is not a run's description ({error!r})", "start a new run") from None
-    return Run(path, info, prompts, cells)
+    return Run(path, info, prompts, cells, str(path))
 
 
 def _read_cell(path: Path, arm: Arm, place: dict[str, Any], definition: dict[str, Any], whole: bool) -> RecordedCell:

@@ -4,6 +4,7 @@ A line is whole when it ends in a newline. A process that dies while writing lea
 the end; it is dropped when the file is opened to continue, and that request is made again.
 """
 
+import errno
 import itertools
 import json
 import math
@@ -20,7 +21,7 @@ from mxq.stats import Passes
 from mxq.stats.acceptance import check_passes
 
 FINISH_REASONS = ("stop", "length")
-MAKE_ROOM = "make room and run the same command to continue"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,17 @@ class RecordFile:
             os.fsync(self._fd)
         except OSError as error:
             os.ftruncate(self._fd, size)
-            raise MxqError(f"cannot write {self._path}: {error.strerror}", MAKE_ROOM) from None
+            raise cannot_write(self._path, error) from None
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def cannot_write(path: Path, error: OSError) -> MxqError:
+    """Return what to say where a file of a run could not be written."""
+    do = "make room" if error.errno in _NO_ROOM else "make it writable"
+    return MxqError(f"cannot write {path}: {error.strerror}", f"{do} and run the same command to continue")
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
@@ -176,7 +183,7 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
             for record in records:
                 stream.write(_line(record))
     except OSError as error:
-        raise MxqError(f"cannot write {path}: {error.strerror}", MAKE_ROOM) from None
+        raise cannot_write(path, error) from None
 
 
 def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
