@@ -17,6 +17,7 @@ from scripted import ScriptedEngine, decode, small_plan
 
 from mxq.errors import InterruptedRunError, MxqError, UsageError
 from mxq.evaluate import read_run, run
+from mxq.evaluate.kept import layers_of
 
 
 def snapshot(path: Path) -> dict[str, bytes]:
@@ -187,6 +188,24 @@ def test_a_model_may_move_and_a_system_be_updated(whole: Path, monkeypatch: pyte
     monkeypatch.setattr("platform.platform", lambda **options: "Linux-99")
     run(replace(plan, targets=moved), whole, engine, decode)
     assert not engine.opened
+
+
+def test_errors_of_the_conversion_are_kept_with_the_run(tmp_path: Path) -> None:
+    """Once: a model that lies elsewhere when the run goes on takes nothing away."""
+    plan, model = small_plan(), tmp_path / "model"
+    model.mkdir()
+    (model / "layers.jsonl").write_text('{"module": "a", "sqnr_db": 18.5}\n')
+    converted = replace(plan, targets={**plan.targets, "mxfp4": replace(plan.targets["mxfp4"], path=model)})
+    path = tmp_path / "run"
+    with pytest.raises(InterruptedRunError):
+        run(converted, path, ScriptedEngine(before=interrupt_at(20)), decode)
+    run(plan, path, ScriptedEngine(), decode)
+    assert layers_of(path, "mxfp4").read_bytes() == (model / "layers.jsonl").read_bytes()
+    assert not layers_of(path, "bf16").exists()
+    (model / "layers.jsonl").unlink()
+    (model / "layers.jsonl").symlink_to("/etc/hostname")
+    with pytest.raises(MxqError, match="a link out of"):
+        run(converted, tmp_path / "other", ScriptedEngine(), decode)
 
 
 def test_other_versions_are_refused(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@
     cells/<key>/records.jsonl   one line per request
     cells/<key>/cell.json       the cell's definition; rewritten once, when the cell is finished
     cells/<key>/near_ties.json  what a server said where answers part from plain ones, see mxq.evaluate.near_ties
+    targets/<target>-layers.jsonl  the errors of its matrices, as mxq wrote them beside a conversion
     servers/<arm>.log           what servers of an arm printed
 
 What one request after the other gives is kept as it comes. Requests that ran side by side are kept together, once the
@@ -25,6 +26,7 @@ from typing import Any
 
 from mxq import files
 from mxq.errors import MxqError, UsageError
+from mxq.evaluate.kept import keep_layers, keep_prompts
 from mxq.evaluate.matrix import VLLM, Arm, Cell, Place, Plan
 from mxq.evaluate.records import Record, RecordFile, cannot_write, read_records, write_records
 
@@ -148,7 +150,9 @@ def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator
             with _writing(path / "run.json"):
                 files.write_json(path / "run.json", started | what | noted)
         with _writing(path / "workloads"):
-            _keep_prompts(path, plan)
+            keep_prompts(path, plan)
+        with _writing(path / "targets"):
+            keep_layers(path, plan)
         ids = {w.workload.name: [prompt.id for prompt in w.workload.prompts] for w in plan.workloads}
         whole = plan.settings.engine == VLLM
         opened: dict[Place, OpenCell] = {}
@@ -268,16 +272,6 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
-
-
-def _keep_prompts(path: Path, plan: Plan) -> None:
-    (path / "workloads").mkdir(exist_ok=True)
-    for tokenized in plan.workloads:
-        kept = path / "workloads" / f"{tokenized.workload.name}.jsonl"
-        if not kept.exists():
-            with files.atomic_write(kept) as stream:
-                for line in tokenized.workload.lines():
-                    stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _now() -> str:
