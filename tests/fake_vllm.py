@@ -79,6 +79,8 @@ def metrics() -> str:
         f"vllm:generation_tokens_total{{{label}}} {totals['tokens']}.0",
         "# TYPE vllm:generation_tokens_created gauge",
         f"vllm:generation_tokens_created{{{label}}} 1.7960619229316576e+09",
+        "# TYPE vllm:cache_config_info gauge",
+        f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{"caching" in HOW}",engine="0"}} 1.0',
         f'vllm:request_success_total{{{label},finished_reason="stop"}} 0.0',
         f'vllm:request_success_total{{{label},finished_reason="length"}} {totals["requests"]}.0',
     ]

@@ -250,3 +250,12 @@ def test_a_running_server_is_attached_to(tmp_path: Path, monkeypatch: pytest.Mon
         attached(endpoint.base_url, MODEL)
     with pytest.raises(UsageError, match="no address"):
         attached("localhost:8000", MODEL)
+
+
+def test_a_running_server_that_caches_prefixes_is_refused(tmp_path: Path) -> None:
+    with (
+        serving(command("caching"), MODEL, tmp_path / "log", ready_s=20) as endpoint,
+        pytest.raises(ServerError, match="caches prefixes") as error,
+    ):
+        attached(endpoint.base_url, MODEL)
+    assert error.value.hint == "start it with --no-enable-prefix-caching"

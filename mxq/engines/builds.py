@@ -113,6 +113,9 @@ COUNTERS = {
 }
 """Names in ``/metrics``, the same in 0.25.1 and 0.32.0 (v1/metrics/loggers.py, v1/spec_decode/metrics.py)."""
 
+CACHING = "vllm:cache_config_info", "enable_prefix_caching"
+"""Where ``/metrics`` says whether prefixes are cached: name and label (v1/metrics/loggers.py, config/cache.py)."""
+
 
 @dataclass(frozen=True)
 class Cause:

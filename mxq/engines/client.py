@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from mxq.engines.answers import Answer, Assembly, Events, quoted_text
 from mxq.engines.base import Sampling
-from mxq.engines.metrics import Counters, parse
+from mxq.engines.metrics import Counters, caches_prefixes, parse
 from mxq.engines.process import ServerError, ServerProcess
 from mxq.errors import UsageError
 
@@ -132,6 +132,10 @@ class Client:
     async def counters(self) -> Counters:
         """Return what the server has counted; raises ServerError if it has no such counts."""
         return parse((await self._get("/metrics")).decode(errors="replace"), self.endpoint.model)
+
+    async def caches_prefixes(self) -> bool | None:
+        """Whether the server says that it caches prefixes; None if it says nothing of it."""
+        return caches_prefixes((await self._get("/metrics")).decode(errors="replace"))
 
     async def healthy(self) -> bool:
         """Whether the server says that it is ready for requests; one that does not answer is not."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from mxq.engines.builds import COUNTERS
+from mxq.engines.builds import CACHING, COUNTERS
 from mxq.engines.process import ServerError
 
 
@@ -79,6 +79,21 @@ def parse(text: str, model: str) -> Counters:
         accepted=sums.get("accepted", 0),
         per_position=tuple(positions[i] for i in range(len(positions))),
     )
+
+
+def caches_prefixes(text: str) -> bool | None:
+    """Tell whether a server caches prefixes, from what ``/metrics`` answers; None if it does not say.
+
+    Raises ServerError if the text is malformed.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (ValueError, KeyError, IndexError) as error:
+        raise ServerError(f"/metrics is not in Prometheus' text format ({error})", _HINT) from None
+    said = {sample.labels.get(CACHING[1]) for sample in samples if sample.name == CACHING[0]}
+    return True if "True" in said else False if said == {"False"} else None
 
 
 _HINT = "it is the server's own count, on unless it is started with --disable-log-stats; is this vLLM 0.25 or later?"

@@ -58,9 +58,20 @@ def attached(base_url: str, model: str) -> Endpoint:
 
     Raises:
         UsageError: it serves other models.
-        ServerError: it does not answer, or not as vLLM.
+        ServerError: it does not answer, or not as vLLM; or it caches prefixes, and a prompt is to be measured twice.
     """
-    return asyncio.run(_checked(Endpoint(root_of(base_url), model, key=os.environ.get(KEY))))
+    return asyncio.run(_attached(Endpoint(root_of(base_url), model, key=os.environ.get(KEY))))
+
+
+async def _attached(endpoint: Endpoint) -> Endpoint:
+    endpoint = await _checked(endpoint)
+    caching = None
+    async with connected(endpoint, _TIMEOUTS) as client:
+        with contextlib.suppress(ServerError):  # one without counts is refused where they are wanted
+            caching = await client.caches_prefixes()
+    if caching:
+        raise ServerError(f"{endpoint.base_url} caches prefixes", "start it with --no-enable-prefix-caching")
+    return endpoint
 
 
 async def _ready(endpoint: Endpoint, process: ServerProcess, ready_s: float, given_up: Callable[[], bool]) -> Endpoint:
