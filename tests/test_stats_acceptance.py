@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mxq.stats import Passes, acceptance, acceptance_difference, counted_acceptance
+from mxq.stats import Passes, acceptance, counted_acceptance
 
 K = 7
 
@@ -116,41 +116,3 @@ def test_counters_give_the_same_length_and_survival(sample: list[Passes]) -> Non
 def test_impossible_counters_are_refused(passes: int, accepted: int, per_position: list[int]) -> None:
     with pytest.raises(ValueError, match="by position"):
         counted_acceptance(2, passes, accepted, per_position)
-
-
-def sample(rng: np.random.Generator, prompts: int, shift: float) -> tuple[list[Passes], list[Passes]]:
-    """Prompts that differ much from each other, measured twice; the second time accepts ``shift`` fewer drafts."""
-
-    def measured(level: float) -> Passes:
-        accepted = [int(a) for a in np.clip(np.round(rng.normal(level, 1.0, 40)), 0, 15)]
-        return Passes(accepted, [15] * 40)
-
-    levels = rng.uniform(2, 12, prompts)
-    return [measured(level) for level in levels], [measured(level - shift) for level in levels]
-
-
-def test_a_difference_far_smaller_than_that_between_prompts_is_seen() -> None:
-    first, second = sample(np.random.default_rng(1), 32, 0.6)
-    found = acceptance_difference(first, second)
-    assert found
-    assert found.upper < 0
-    assert not found.is_none
-    assert found.lower < found.second - found.first < found.upper
-    assert found.first == pytest.approx(1 + np.mean([a for request in first for a in request.accepted]))
-    assert found == acceptance_difference(first, second)
-
-
-def test_none_is_seen_where_there_is_none() -> None:
-    """Of measurements with no difference between them, a 99.9 % interval may give an alarm in a hundred, not in ten."""
-    trials = [sample(np.random.default_rng(seed), 24, 0.0) for seed in range(50)]
-    found = [acceptance_difference(first, second) for first, second in trials]
-    assert sum(not difference.is_none for difference in found if difference) <= 2
-    same = acceptance_difference(trials[0][0], trials[0][0])
-    assert same
-    assert same.lower == same.upper == 0.0
-
-
-def test_no_passes_no_difference() -> None:
-    nothing = [Passes([], [])] * 3
-    assert acceptance_difference(nothing, [Passes([1], [3])] * 3) is None
-    assert acceptance_difference([], []) is None

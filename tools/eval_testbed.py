@@ -32,14 +32,16 @@ from mxq.analysis import summarise
 from mxq.engines.base import Method
 from mxq.engines.launch import HARDWARE
 from mxq.errors import MxqError
-from mxq.evaluate import Arm, RecordedCell, Run, read_run
+from mxq.evaluate import Arm, Record, RecordedCell, Run, read_run
+from mxq.evaluate.records import conversations
 from mxq.report.tables import show
-from mxq.stats import Passes, acceptance_difference, identity
+from mxq.stats import Counts, Resampling, acceptance_intervals, count, identity, length_difference
 
 METHODS: tuple[Method, ...] = ("mtp", "dflash")
 TARGETS = ("bf16", "mxfp4")
 _MXQ = (sys.executable, "-c", "import sys; sys.argv[0] = 'mxq'; from mxq.cli import main; sys.exit(main())")
 _WIDTH = 118
+_RESAMPLING = Resampling(confidence=0.999)
 _DONE = (0, 3)
 """Exit codes of ``mxq eval`` when everything is measured: 3 is that it contradicts itself, which its tables show."""
 _ENDING_S = 45.0
@@ -328,24 +330,35 @@ Pair = tuple[RecordedCell, RecordedCell]
 
 def _agrees(pairs: Sequence[Pair]) -> tuple[list[str], bool]:
     """Return the lengths of some cells by vLLM and in process, with the interval; and whether they agree."""
-    own = [passes for _, cell in pairs for record in cell.records if (passes := record.passes) is not None]
-    said = [passes for cell, _ in pairs for record in cell.records if (passes := record.passes) is not None]
-    if len(said) == sum(len(cell.records) for cell, _ in pairs):
-        found = acceptance_difference(own, said)
+    said, own = (_counts(cells) for cells in zip(*pairs, strict=True))
+    if said and own:
+        found = length_difference(own, said, _RESAMPLING)
         if found is None:
             return ["-", "-", "-"], False
-        interval = f"{found.second - found.first:+.3f} ({found.lower:+.3f} to {found.upper:+.3f})"
-        return [f"{found.second:.3f}", f"{found.first:.3f}", interval], found.is_none
+        lengths = [f"{1 + counts.accepted.sum() / counts.passes.sum():.3f}" for counts in (said, own)]
+        interval = f"{found.estimate:+.3f} ({found.lower:+.3f} to {found.upper:+.3f})"
+        return [*lengths, interval], found.holds(0.0)
     counters = [cell.facts.get("counters") or {} for cell, _ in pairs]
     drafts = sum(counted.get("drafts") or 0 for counted in counters)
-    # Against passes that accept nothing, the difference is the length itself, less one.
-    found = acceptance_difference([Passes([0] * len(passes.accepted), passes.drafted) for passes in own], own)
-    if not drafts or found is None:
+    mine = acceptance_intervals(own, _RESAMPLING) if own else None
+    if not drafts or mine is None:
         return ["-", "-", "-"], False
     length = 1 + sum(counted.get("accepted") or 0 for counted in counters) / drafts
-    lower, upper = 1 + found.lower, 1 + found.upper
-    inside = f"in process {lower:.3f} to {upper:.3f}"
-    return [f"{length:.3f}", f"{found.second:.3f}", inside], lower <= length <= upper
+    inside = f"in process {mine.pooled.lower:.3f} to {mine.pooled.upper:.3f}"
+    return [f"{length:.3f}", f"{mine.pooled.estimate:.3f}", inside], mine.pooled.holds(length)
+
+
+def _counts(cells: Sequence[RecordedCell]) -> Counts | None:
+    """Count the passes of one arm's cells in several workloads; None where they are not known by request."""
+    records = [(f"{cell.workload}/{name}", r) for cell in cells for name, r in _in_conversations(cell)]
+    known = [passes for _, record in records if (passes := record.passes) is not None]
+    if len(known) < len(records):
+        return None
+    return count(known, [name for name, _ in records], cells[0].arm.num_speculative_tokens)
+
+
+def _in_conversations(cell: RecordedCell) -> Iterator[tuple[str, Record]]:
+    return zip(conversations(cell.records), cell.records, strict=True)
 
 
 def _first(run: Run) -> list[RecordedCell]:

@@ -12,13 +12,13 @@ from typing import Any
 from mxq.engines import Sampling
 from mxq.evaluate import Arm, Record, RecordedCell, Run
 from mxq.evaluate.checks import Check, check_cell
-from mxq.stats import Passes, acceptance_difference
-from mxq.stats.paired import ENOUGH
+from mxq.evaluate.records import conversations
+from mxq.stats import ENOUGH, Counts, Resampling, count, length_difference
 
 NEAR_TIE = 1.0
 """Two tokens are a near-tie if neither is more than e times as likely: the largest gap that bfloat16 explains."""
 
-_CONFIDENCE = 0.999
+_RESAMPLING = Resampling(confidence=0.999)
 """There is such a check for every arm and workload: at 95 % one in twenty would be an alarm for nothing."""
 
 
@@ -152,22 +152,29 @@ def _concurrencies(cells: Sequence[RecordedCell]) -> Iterator[tuple[RecordedCell
 
 def _same_length(lowest: RecordedCell, highest: RecordedCell) -> Check:
     name = f"acceptance length is that at concurrency {lowest.concurrency}"
-    first, second = _passes(lowest), _passes(highest)
-    difference = acceptance_difference(first, second, _CONFIDENCE) if first and second else None
-    if difference is None:
+    first, second = _counts(lowest), _counts(highest)
+    if not first or not second:
         return Check(name, None, "the passes of single answers are not known")
+    if first.conversations != second.conversations:
+        return Check(name, None, "the prompts are not the same")
+    difference = length_difference(first, second, _RESAMPLING)
+    if difference is None:
+        return Check(name, None, "there are no verify passes")
+    lengths = [1 + counts.accepted.sum() / counts.passes.sum() for counts in (second, first)]
     detail = (
-        f"{difference.second:.3f} and {difference.first:.3f}: {difference.second - difference.first:+.3f}, "
-        f"{_CONFIDENCE:.1%} interval {difference.lower:+.3f} to {difference.upper:+.3f} over prompts"
+        f"{lengths[0]:.3f} and {lengths[1]:.3f}: {difference.estimate:+.3f}, "
+        f"{_RESAMPLING.confidence:.1%} interval {difference.lower:+.3f} to {difference.upper:+.3f} over prompts"
     )
     if difference.prompts < ENOUGH:
         return Check(name, None, f"{detail}; {difference.prompts} prompts are too few to tell")
-    return Check(name, difference.is_none, detail)
+    return Check(name, difference.holds(0.0), detail)
 
 
-def _passes(cell: RecordedCell) -> list[Passes]:
+def _counts(cell: RecordedCell) -> Counts | None:
     known = [passes for record in cell.records if (passes := record.passes) is not None]
-    return known if len(known) == len(cell.records) else []
+    if not known or len(known) != len(cell.records):
+        return None
+    return count(known, conversations(cell.records), cell.arm.num_speculative_tokens)
 
 
 def failed(checks: Iterable[RunCheck]) -> list[RunCheck]:

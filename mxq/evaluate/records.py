@@ -186,6 +186,14 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
         raise cannot_write(path, error) from None
 
 
+def conversations(records: Sequence[Record]) -> list[str]:
+    """Return for each record the prompt that its conversation began with; later turns stand behind it."""
+    names: list[str] = []
+    for record in records:
+        names.append(record.prompt_id if record.turn == 1 or not names else names[-1])
+    return names
+
+
 def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
     """Return the whole lines of a record file, checked; [] when there is none.
 

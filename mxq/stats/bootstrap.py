@@ -1,0 +1,136 @@
+"""Bootstrap over conversations of ratios of sums: estimates, standard errors, and both again for every draw.
+
+Passes of one answer resemble each other, and turns of a conversation do. So whole conversations are drawn, n of n with
+replacement, each with all of its passes and in all arms. Every quantity here is made of ratios of sums over
+conversations, r = sum(t_i) / sum(b_i): an acceptance length is tokens over passes, survival is surviving passes over
+passes, a mean over requests is a sum over requests over their number. A comparison is a difference of two such ratios,
+or of their logarithms, whose sums are drawn together.
+
+Each draw also has its own standard error, by linearisation (the delta method for ratio estimators; Cochran, Sampling
+Techniques, 1977, section 2.11 and chapter 6):
+
+    var(r) = n / (n - 1) * sum(w_i * (t_i - r * b_i)^2) / sum(w_i * b_i)^2
+
+with w_i for how often conversation i was drawn. It needs nothing but sums of squares and products, so that all draws
+of all positions are one product of matrices.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+_LEAST_ERROR = 0.25
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How intervals are made: number of draws, their seed, and the confidence of an interval or a whole band."""
+
+    resamples: int = 2000
+    seed: int = 0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what gives no interval."""
+        if self.resamples < 200 or not 0.5 <= self.confidence < 1:
+            raise ValueError("intervals need at least 200 resamples, and a confidence from 0.5 to below 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Of P quantities over ``prompts`` conversations: estimates [P] and standard errors [P], and of R draws [R, P].
+
+    ``log``: these are logarithms of ratios new / base, shown as relative changes. R is 0 where nothing was drawn.
+    """
+
+    prompts: int
+    log: bool
+    estimates: Array
+    errors: Array
+    drawn_estimates: Array
+    drawn_errors: Array
+
+    def pivots(self) -> Array:
+        """Return (estimate of a draw - estimate) / standard error of the draw, [R, P]; not finite for an empty draw.
+
+        Where few conversations have any of what is counted, some draws have none of these and an error near 0, which
+        says nothing. Errors are therefore taken as no less than :data:`_LEAST_ERROR` of the sample's.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (self.drawn_estimates - self.estimates) / np.maximum(self.drawn_errors, _LEAST_ERROR * self.errors)
+
+    def only(self, position: int, prompts: int) -> "Replicates":
+        """Return a single one of the quantities, which ``prompts`` conversations tell something of."""
+        at = slice(position, position + 1)
+        return Replicates(
+            prompts,
+            self.log,
+            self.estimates[at],
+            self.errors[at],
+            self.drawn_estimates[:, at],
+            self.drawn_errors[:, at],
+        )
+
+
+def replicates(tops: Array, bottoms: Array, resampling: Resampling, *, log: bool = False) -> Replicates:
+    """Draw ratios of sums, or the difference of the second and the first arm's.
+
+    ``tops`` and ``bottoms``: [arms, conversations, P] with one arm or two, and with P of 1 where the quantities share
+    it. Conversations that have nothing in them are left out. ``log``: the difference is that of logarithms.
+    """
+    there = (bottoms != 0).any(axis=(0, 2)) | (tops != 0).any(axis=(0, 2))
+    tops, bottoms = np.broadcast_arrays(tops[:, there], bottoms[:, there])
+    arms, prompts, quantities = tops.shape
+    sums = [*tops, *bottoms]  # in this order: variables of the quadratic form below
+    pairs = [(i, j) for i in range(len(sums)) for j in range(i, len(sums))]
+    columns = np.concatenate([*sums, *(sums[i] * sums[j] for i, j in pairs)], axis=1)
+    # The sample itself is the first row: every conversation once.
+    totals = _weights(prompts, resampling.resamples, resampling.seed) @ columns
+    totals = totals.reshape(len(totals), -1, quantities)
+    top, bottom, squares = totals[:, :arms], totals[:, arms : 2 * arms], totals[:, 2 * arms :]
+    sign = np.array([-1.0, 1.0])[-arms:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):  # where a draw has nothing, its numbers are not finite
+        ratio = top / bottom
+        value = np.log(ratio) if log else ratio
+        slope = sign / (ratio if log else 1) / bottom
+        factors = np.concatenate([slope, -slope * ratio], axis=1)
+        terms = [factors[:, i] * factors[:, j] * squares[:, p] * (1 + (i != j)) for p, (i, j) in enumerate(pairs)]
+        variance = np.sum(terms, axis=0)
+    # Conversations that all agree have a variance of 0, of which rounding may leave anything around 0.
+    variance[variance < 1e-12 * np.abs(terms).max(axis=0)] = 0.0
+    errors = np.sqrt(variance * prompts / max(prompts - 1, 1))
+    values = (sign * value).sum(axis=1)
+    return Replicates(prompts, log, values[0], errors[0], values[1:], errors[1:])
+
+
+def mean_of_strata(strata: list[Replicates]) -> Replicates:
+    """Return the mean of quantities of several workloads, each weighing alike and drawn by itself.
+
+    Draws of equally many conversations are the same ones; a permutation for each workload makes them independent.
+    """
+    count = len(strata)
+    estimates, variances = np.zeros_like(strata[0].drawn_estimates), np.zeros_like(strata[0].drawn_errors)
+    for number, stratum in enumerate(strata):
+        order = np.random.default_rng(number).permutation(len(estimates))
+        estimates += stratum.drawn_estimates[order] / count
+        variances += (stratum.drawn_errors[order] / count) ** 2
+    return Replicates(
+        sum(stratum.prompts for stratum in strata),
+        strata[0].log,
+        np.mean([stratum.estimates for stratum in strata], axis=0),
+        np.sqrt(np.sum([(stratum.errors / count) ** 2 for stratum in strata], axis=0)),
+        estimates,
+        np.sqrt(variances),
+    )
+
+
+@functools.lru_cache(maxsize=4)  # a comparison has many cells of one size
+def _weights(prompts: int, resamples: int, seed: int) -> Array:
+    """Return how often each conversation is drawn, [1 + resamples, prompts]; the first row is the sample."""
+    drawn = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples)
+    return np.concatenate([np.ones((1, prompts)), drawn])
