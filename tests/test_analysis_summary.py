@@ -302,3 +302,54 @@ def test_facts_that_are_none_are_an_error_in_a_line(tmp_path: Path, facts: dict[
     file.write_text(json.dumps(json.loads(file.read_text()) | facts))
     with pytest.raises(MxqError, match=r"cell\.json does not hold"):
         summarise(read_run(path))
+
+
+def spoil(path: Path, pattern: str, line: int) -> Path:
+    """Make one line of a cell's records no record."""
+    records = next(path.glob(f"cells/{pattern}/records.jsonl"))
+    lines = records.read_bytes().splitlines(keepends=True)
+    lines[line] = b"{}\n"
+    records.write_bytes(b"".join(lines))
+    return records
+
+
+def test_a_damaged_line_takes_its_prompt_from_all_arms_and_no_more(tmp_path: Path) -> None:
+    path, untouched = (serve(tmp_path / name, server_plan(repeats=2)) for name in ("run", "untouched"))
+    spoil(path, "mxfp4-dflash-3-sums-c1-r0-*", 4)
+    spoil(path, "bf16-dflash-3-sums-c4-r1-*", 7)
+    summary, whole = summarise(read_run(path)), summarise(read_run(untouched))
+    assert summary.prompts == {"sums": (10, 12)}
+    assert {(cell.requests, cell.repeats) for cell in summary.cells} == {(10, 2)}
+    assert len([warning for warning in summary.warnings if "not a possible record" in warning]) == 2
+    # What the servers counted was of twelve answers: no check is made by it, and none fails.
+    assert summary.failed_checks == []
+    for cell, other in zip(summary.cells, whole.cells, strict=True):
+        assert cell.throughput_withheld == (None if cell.concurrency == 1 else "damaged")
+        if cell.acceptance:
+            assert other.acceptance
+            assert cell.acceptance.pooled != other.acceptance.pooled
+    # One at a time, an answer that is lost takes its time with it.
+    plain, before = (of.cell("bf16", "ar", "sums", 1) for of in (summary, whole))
+    assert plain
+    assert before
+    assert speed_of(plain).tokens_per_s.median == pytest.approx(speed_of(before).tokens_per_s.median, rel=0.01)
+
+
+def test_a_file_of_records_that_is_lost_takes_its_own_cell_only(tmp_path: Path) -> None:
+    run(small_plan(), tmp_path / "run", ScriptedEngine(), decode)
+    next((tmp_path / "run").glob("cells/mxfp4-dflash-7-sums-*/records.jsonl")).unlink()
+    summary = summarise(read_run(tmp_path / "run"))
+    assert summary.prompts == {"sums": (3, 3), "talk": (3, 3)}
+    assert summary.cell("mxfp4", "dflash-7", "sums") is None
+    assert len(summary.cells) == 11
+
+
+def test_nothing_left_names_what_is_damaged(tmp_path: Path) -> None:
+    path = serve(tmp_path / "run", server_plan(concurrencies=(1,), prompts=1))
+    records = spoil(path, "bf16-ar-sums-*", 0)
+    other = spoil(path, "mxfp4-ar-sums-*", 0)
+    for file in path.glob("cells/*/records.jsonl"):
+        if file not in (records, other):
+            file.unlink()
+    with pytest.raises(MxqError, match=r"no prompt is left that all arms have answered\. .*records\.jsonl"):
+        summarise(read_run(path))

@@ -113,6 +113,14 @@ def test_json(finished: tuple[Path, Result]) -> None:
     assert {check["name"] for check in value["checks"] if check["ok"] is False} <= {"drafts are accepted"}
 
 
+def test_a_run_says_which_model_it_was(models: Path, finished: tuple[Path, Result]) -> None:
+    config = json.loads((models / "target" / "config.json").read_text())["text_config"]
+    told = json.loads((finished[0] / "run.json").read_text())["architecture"]
+    assert told["model_type"] == config["model_type"]
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        assert told[name] == config[name]
+
+
 def test_in_float32_speculation_changes_no_token(models: Path, tmp_path: Path) -> None:
     result = mxq(*arguments(models, tmp_path / "run", "--dtype", "float32", "--json"))
     assert result.exit_code == 0, result.output

@@ -157,13 +157,74 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: Callable[[list[bytes]],
     assert records.read_bytes() == spoilt
 
 
-def test_a_finished_cell_that_was_changed_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    run(small_plan(), path, ScriptedEngine(), decode)
-    records = next(path.glob("cells/bf16-ar-talk-*/records.jsonl"))
-    records.write_bytes(records.read_bytes().replace(b'"ttft_s":0.01', b'"ttft_s":0.02'))
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (b'"accepted":[', b'"accepted":[9,', "accepted counts"),
+        (b'"accepted":[', b'"accepted":["2",', "accepted is not a list of int numbers"),
+        (b'"drafted":[3', b'"drafted":[0', "accepted 1 of 0 drafts with a budget of 3"),
+        (b'"duration_s":', b'"duration_s":-', "duration_s is -"),
+        (b'"ttft_s":', b'"ttft_s":-', "ttft_s is -"),
+        (b'"ttft_s":0.01', b'"ttft_s":NaN', "ttft_s is nan"),
+        (b'"started_at":', b'"started_at":-', "started_at is -"),
+        (b'"started_at":', b'"began_at":', "unexpected keyword argument 'began_at'"),
+        (b'"drafted":', b'"draughted":', "drafted is missing"),
+        (b'"text":"', b'"text":5,"old":"', "unexpected keyword argument 'old'"),
+        (b'"prompt_id":"talk-1"', b'"prompt_id":["talk-1"]', "prompt_id is no text"),
+        (b'"prompt_id":"talk-1"', b'"prompt_id":"talk-0"', "prompt 'talk-0' is there already"),
+        (b'"finish_reason":"length"', b'"finish_reason":"bored"', "finish reason 'bored'"),
+        (b"{", b"", "Extra data"),
+    ],
+)
+def test_reading_leaves_out_a_line_that_is_no_record_and_names_it(
+    tmp_path: Path, whole: Path, old: bytes, new: bytes, why: str
+) -> None:
+    path = shutil.copytree(whole, tmp_path / "run")
+    records = next(path.glob("cells/bf16-dflash-3-talk-*/records.jsonl"))
+    lines = records.read_bytes().splitlines(keepends=True)
+    assert old in lines[1]
+    lines[1] = lines[1].replace(old, new, 1)
+    if why.startswith("accepted 1"):  # whatever the scripted engine drew there
+        record = json.loads(lines[1])
+        lines[1] = json.dumps(record | {"accepted": [1, *record["accepted"][1:]]}).encode() + b"\n"
+    records.write_bytes(b"".join(lines))
+    found = read_run(path)
+    cell = next(cell for cell in found.cells if cell.damage)
+    assert (cell.arm.label, [record.prompt_id for record in cell.records]) == ("bf16 dflash-3", ["talk-0", "talk-2"])
+    line, changed = found.warnings
+    assert line.startswith(f"{records}, line 2: not a possible record (")
+    assert why in line
+    assert changed.startswith(f"{records} was changed after the cell was finished")
     with pytest.raises(MxqError, match="changed after the cell was finished"):
-        read_run(path)
+        run(small_plan(), path, ScriptedEngine(), decode)
+
+
+def test_reading_says_which_finished_cells_were_changed_or_lost(tmp_path: Path, whole: Path) -> None:
+    path = shutil.copytree(whole, tmp_path / "run")
+    changed = next(path.glob("cells/bf16-ar-talk-*/records.jsonl"))
+    changed.write_bytes(changed.read_bytes().replace(b'"ttft_s":0.01', b'"ttft_s":0.02'))
+    lost = next(path.glob("cells/mxfp4-dflash-7-sums-*/records.jsonl"))
+    lost.unlink()
+    assert sorted(read_run(path).warnings) == [
+        f"{changed} was changed after the cell was finished: its numbers are not those that were measured",
+        f"{lost} is missing: the cell is left out",
+    ]
+    assert read_run(whole).warnings == ()
+    with pytest.raises(MxqError, match="changed after the cell was finished"):
+        run(small_plan(), path, ScriptedEngine(), decode)
+
+
+def test_a_file_full_of_rubbish_is_said_in_a_few_lines(tmp_path: Path) -> None:
+    run(small_plan(prompts=9), tmp_path / "run", ScriptedEngine(), decode)
+    records = next((tmp_path / "run").glob("cells/bf16-ar-talk-*/records.jsonl"))
+    records.write_bytes(b"rubbish\n" * 9)
+    said = read_run(tmp_path / "run").warnings
+    assert [line.removeprefix(str(records)).partition(":")[0] for line in said[:3]] == [
+        ", line 1",
+        ", line 2",
+        ", line 3",
+    ]
+    assert said[3] == f"{records}: 6 more lines are left out"
 
 
 def test_another_run_is_refused_with_what_differs(whole: Path) -> None:

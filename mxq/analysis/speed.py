@@ -22,6 +22,7 @@ Repeats = Mapping[int, RecordedCell]
 
 EMULATED = "emulated"
 UNKNOWN = "unknown"
+DAMAGED = "damaged"
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,20 @@ def speed(mine: Repeats, plain: Repeats, plain_bf16: Repeats) -> Speed:
     )
 
 
-def withheld(run: Run, mine: Repeats) -> str | None:
-    """Return why the speed of a cell must not be shown as that of MXFP4; None if it may be.
+def rate(cell: RecordedCell) -> float:
+    """Return a cell's output tokens per second of wall clock."""
+    return _throughput(cell).tokens_per_s
 
+
+def withheld(run: Run, mine: Repeats) -> str | None:
+    """Return why the speed of a cell must not be shown; None if it may be.
+
+    "damaged": answers that ran beside others are lost, and the wall clock is that of all of them. For MXFP4,
     "emulated": MXFP4 weights are turned into numbers that the device can multiply, which says nothing about kernels for
     MXFP4. "unknown": nothing tells which kernels a server has used.
     """
+    if any(cell.cut and cell.concurrency > 1 for cell in mine.values()):
+        return DAMAGED
     if next(iter(mine.values())).arm.target != "mxfp4":
         return None
     servers = [cell.facts.get("server") for cell in mine.values()]

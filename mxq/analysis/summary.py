@@ -1,30 +1,24 @@
 """From a run directory to the numbers that tables and figures show: repeatable, and nothing is written.
 
-Cells are compared on the same prompts. While a run is not complete, each workload is therefore cut to the prompts that
-all of its arms have answered; cells of a server are there as a whole or not at all, and those that are there are shown.
-
 Acceptance is that of a cell's first repeat: greedy answers do not change, and the same answers again are no more
 evidence. Speed is over all repeats.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mxq.analysis.answers import right
 from mxq.analysis.checks import RunCheck, alike, check_run, failed, plain_places
+from mxq.analysis.common import Cells, cut
 from mxq.analysis.speed import Speed, speed, withheld
 from mxq.engines import Sampling
 from mxq.errors import MxqError
 from mxq.evaluate import Arm, RecordedCell, Run
 from mxq.evaluate.checks import DRAFTS_ACCEPTED
-from mxq.evaluate.matrix import VLLM
 from mxq.progress import progress
 from mxq.stats import Acceptance, Identity, acceptance, counted_acceptance, identity
 from mxq.workloads import load
-
-Cells = dict[tuple[Arm, str, int], dict[int, RecordedCell]]
-"""By arm, workload and concurrency, and then by repeat; cut to common prompts."""
 
 TARGETS = ("bf16", "mxfp4")
 
@@ -173,18 +167,7 @@ def summarise(run: Run, *, check_answers: bool = False) -> Summary:
 
     ``check_answers`` runs code that the models wrote, see :mod:`mxq.analysis.answers`.
     """
-    cells: Cells = {}
-    prompts: dict[str, tuple[int, int]] = {}
-    for workload, total in run.prompts.items():
-        mine = [cell for cell in run.cells if cell.workload == workload]
-        used = _used(mine, whole=run.info["definition"]["engine"] == VLLM)
-        prompts[workload] = (used, total)
-        for cell in mine:
-            if used and len(cell.records) >= used:
-                place = cells.setdefault((cell.arm, workload, cell.concurrency), {})
-                place[cell.repeat] = replace(cell, records=cell.records[:used])
-    if not cells:
-        raise MxqError(f"{run.path}: no prompt has been answered by all arms yet", "let `mxq eval` run on")
+    cells, prompts = cut(run)
     greedy = Sampling(**run.info["definition"]["sampling"]).greedy
     verdicts = _verdicts(run, cells) if check_answers else {}
     try:
@@ -195,14 +178,6 @@ def summarise(run: Run, *, check_answers: bool = False) -> Summary:
             f"{run.path}: a cell.json does not hold what is noted of a cell ({error!r})", "start a new run"
         ) from None
     return Summary(run, prompts, summaries, tuple(checks))
-
-
-def _used(cells: Sequence[RecordedCell], *, whole: bool) -> int:
-    """Return how many prompts all cells of a workload have answered; later repeats do not take back what there is."""
-    counts = [len(cell.records) for cell in cells if cell.repeat == 0]
-    if whole:
-        counts = [count for count in counts if count]
-    return min(counts, default=0)
 
 
 def _summarise_cell(
@@ -236,6 +211,11 @@ def _acceptance(cell: RecordedCell) -> Acceptance | None:
     passes = [known for record in cell.records if (known := record.passes) is not None]
     if len(passes) == len(cell.records):
         return acceptance(passes, cell.arm.num_speculative_tokens)
+    return counted(cell)
+
+
+def counted(cell: RecordedCell) -> Acceptance | None:
+    """Return acceptance by the server's counters; None where it has none, or they cannot be (a check says so)."""
     counters = cell.facts.get("counters") or {}
     if not counters.get("drafts"):
         return None
@@ -244,7 +224,7 @@ def _acceptance(cell: RecordedCell) -> Acceptance | None:
             counters["requests"], counters["drafts"], counters["accepted"], counters["per_position"]
         )
     except ValueError:
-        return None  # impossible counters: a check says so
+        return None
 
 
 def _identity(cell: RecordedCell, cells: Cells) -> Identity | None:
@@ -260,12 +240,15 @@ def _verdicts(run: Run, cells: Cells) -> dict[tuple[Arm, str, int], list[bool]]:
     found: dict[tuple[Arm, str, int], list[bool]] = {}
     lowest = min(concurrency for _, _, concurrency in cells)
     answers = {place: next(iter(repeats.values())).records for place, repeats in cells.items() if place[2] == lowest}
-    prompts = {name: load(str(run.path / "workloads" / f"{name}.jsonl")).prompts for name in run.prompts}
+    prompts = {
+        name: {prompt.id: prompt for prompt in load(str(run.path / "workloads" / f"{name}.jsonl")).prompts}
+        for name in run.prompts
+    }
     with progress("checking answers", sum(map(len, answers.values())), "answers") as advance:
         for place, records in answers.items():
             judged = found[place] = []
-            for prompt, record in zip(prompts[place[1]], records, strict=False):
-                verdict = right(prompt, record.text)
+            for record in records:
+                verdict = right(prompts[place[1]][record.prompt_id], record.text)
                 if verdict is not None:
                     judged.append(verdict)
                 advance(1)

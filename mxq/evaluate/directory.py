@@ -146,7 +146,8 @@ def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator
             cells = {cell.key: described(cell) for cell in plan.cells()}
             started = {"format": FORMAT, "command": files.command_line(), "started_at": _now()}
             sources = {tokenized.workload.name: dict(tokenized.workload.source) for tokenized in plan.workloads}
-            noted = {"warnings": list(plan.warnings), "sources": sources, "cells": cells}
+            about = {"warnings": list(plan.warnings), "architecture": dict(plan.architecture), "sources": sources}
+            noted = about | {"cells": cells}
             with _writing(path / "run.json"):
                 files.write_json(path / "run.json", started | what | noted)
         with _writing(path / "workloads"):

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,8 @@ class Plan:
     repeats: int = 1
     warnings: tuple[str, ...] = ()
     """What is doubtful about the models; kept with the run, and no part of what it is."""
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    """Dimensions of the targets, by which published numbers of their model are found; kept likewise."""
 
     def engine_arm(self, arm: Arm) -> EngineArm:
         """Return the arm as an engine takes it."""

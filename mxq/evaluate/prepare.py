@@ -30,6 +30,7 @@ _SAME_IN_BOTH = (
     *("hidden_size", "num_hidden_layers", "vocab_size", "layer_types", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
 )
+_ARCHITECTURE = ("model_type", *(name for name in _SAME_IN_BOTH if name != "layer_types"))
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def prepare(request: Request, *, engine: str, semantics: int) -> tuple[Plan, Cha
             engine_env=tuple(request.engine_env),
         ),
         warnings=(*foreign, *warnings),
+        architecture={name: text_config[name] for name in _ARCHITECTURE if name in text_config},
     )
     return plan, template
 

@@ -1,24 +1,32 @@
-"""Reading a run directory back, complete or not, without touching it: analysis starts here."""
+"""Reading a run directory back, complete or not, without touching it: analysis starts here.
+
+What cannot be a record is left out, and said; the rest of its cell is kept. Whoever goes on with a run reads through
+:mod:`mxq.evaluate.directory`, which refuses such a file.
+"""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mxq import files
 from mxq.errors import MxqError, UsageError
-from mxq.evaluate.directory import FORMAT, NEAR_TIES, read_cell, read_json
+from mxq.evaluate.directory import FORMAT, NEAR_TIES, read_json
 from mxq.evaluate.matrix import VLLM, Arm, Cell, Settings
-from mxq.evaluate.records import Record
+from mxq.evaluate.records import Record, read_what_is_left
 
 _DESCRIPTION = {"arm", "workload", "concurrency", "repeat", "definition", "state", "records", "records_sha256"}
+_SHOWN = 3
+"""As many lines of a file that are no records are said one by one."""
 
 
 @dataclass(frozen=True)
 class RecordedCell:
     """One cell's records in prompt order; ``finished`` says whether all its prompts are there.
 
-    ``facts`` is what was noted of how it was measured; empty before it is finished.
+    ``facts`` is what was noted of how it was measured; empty before it is finished. ``damage`` says what is wrong with
+    its file of records, and ``cut`` whether analysis has left some of them out.
     """
 
     arm: Arm
@@ -28,6 +36,8 @@ class RecordedCell:
     finished: bool
     records: tuple[Record, ...]
     facts: Mapping[str, Any]
+    damage: tuple[str, ...] = ()
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,12 +65,12 @@ class Run:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what was doubtful about the models when the run was started."""
-        return tuple(self.info.get("warnings", ()))
+        """Return what was doubtful about the models when the run was started, and what is damaged now."""
+        return (*self.info.get("warnings", ()), *(said for cell in self.cells for said in cell.damage))
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory; raises UsageError where there is none, MxqError where it is damaged."""
+    """Read a run directory; raises UsageError where there is none, MxqError where more than records is damaged."""
     if not (path / "run.json").is_file():
         raise UsageError(f"{path} holds no run (no run.json)", "give a directory made by `mxq eval --out`")
     info = read_json(path / "run.json")
@@ -87,10 +97,28 @@ def _read_cell(path: Path, arm: Arm, place: dict[str, Any], definition: dict[str
     if state:
         _refuse_foreign(path, Cell(arm, **place, definition=state["definition"]), definition)
     finished = state.get("state") == "finished"
-    records = read_cell(path, arm) if finished or (state and not whole) else []
+    records: list[Record] = []
+    damage: list[str] = []
+    if finished or (state and not whole):
+        records, wrong = read_what_is_left(path / "records.jsonl", arm.num_speculative_tokens)
+        damage = _damage(path / "records.jsonl", wrong, state if finished else {})
     ties = read_json(path / NEAR_TIES) if finished and (path / NEAR_TIES).exists() else {}
     facts = {name: value for name, value in state.items() if finished and name not in _DESCRIPTION}
-    return RecordedCell(arm, **place, finished=finished, records=tuple(records), facts=facts | ties)
+    return RecordedCell(
+        arm, **place, finished=finished, records=tuple(records), facts=facts | ties, damage=tuple(damage)
+    )
+
+
+def _damage(path: Path, wrong: Sequence[str], sealed: Mapping[str, Any]) -> list[str]:
+    """Return in lines for people what is wrong with a file of records; ``sealed``: cell.json of a finished cell."""
+    if sealed and not path.exists():
+        return [f"{path} is missing: the cell is left out"]
+    told = [f"{line}: it is left out, and its prompt in all cells of the workload" for line in wrong[:_SHOWN]]
+    if len(wrong) > _SHOWN:
+        told.append(f"{path}: {len(wrong) - _SHOWN} more lines are left out")
+    if sealed and files.sha256_file(path) != sealed["records_sha256"]:
+        told.append(f"{path} was changed after the cell was finished: its numbers are not those that were measured")
+    return told
 
 
 def _refuse_foreign(path: Path, cell: Cell, run: Mapping[str, Any]) -> None:

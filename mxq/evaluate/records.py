@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ class Record:
 
     def check(self, num_speculative_tokens: int) -> None:
         """Raise ValueError unless the counts are possible and account for every output token."""
+        self._check_kinds()
         if self.output_tokens != len(self.token_ids) or self.output_tokens < 1:
             raise ValueError(f"{self.output_tokens} output tokens but {len(self.token_ids)} token ids")
         if type(self.turn) is not int or self.turn < 1 or (self.turn > 1) != isinstance(self.prompt_sha256, str):
@@ -116,6 +117,21 @@ class Record:
             raise ValueError(f"first token after {self.ttft_s} s of {self.duration_s} s")
         self._check_arrivals()
         self._check_passes(num_speculative_tokens)
+
+    def _check_kinds(self) -> None:
+        """Check what all that reads records counts on, whatever a file says."""
+        for name in ("prompt_id", "text", "text_sha256"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is no text")
+        for name in ("prompt_tokens", "output_tokens"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}")
+        for name in ("ttft_s", "duration_s", "started_at", "target_s", "draft_s"):
+            value = getattr(self, name)
+            if value is None and name in ("target_s", "draft_s"):
+                continue
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}")
 
     def _check_arrivals(self) -> None:
         at = self.arrivals_s
@@ -195,15 +211,30 @@ def conversations(records: Sequence[Record]) -> list[str]:
 
 
 def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
-    """Return the whole lines of a record file, checked; [] when there is none.
+    """Return the whole lines of a record file, checked; [] when there is none. For what goes on writing to it.
 
     Raises MxqError naming file and line for one that is not a possible record, or repeats a prompt.
     """
+    records: list[Record] = []
+    for found in _read(path, num_speculative_tokens):
+        if isinstance(found, str):
+            raise MxqError(found, "the file was changed after it was written")
+        records.append(found)
+    return records
+
+
+def read_what_is_left(path: Path, num_speculative_tokens: int) -> tuple[list[Record], list[str]]:
+    """Return the possible records of a file, and of each other line what is wrong with it. For analysis."""
+    found = list(_read(path, num_speculative_tokens))
+    return [one for one in found if isinstance(one, Record)], [one for one in found if isinstance(one, str)]
+
+
+def _read(path: Path, num_speculative_tokens: int) -> Iterator[Record | str]:
+    """Yield for each whole line the record, or the place and what is wrong there."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
-        return []
-    records: list[Record] = []
+        return
     seen: set[str] = set()
     for number, line in enumerate(lines, start=1):
         try:
@@ -212,12 +243,15 @@ def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
             if record.prompt_id in seen:
                 raise ValueError(f"prompt {record.prompt_id!r} is there already")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise MxqError(
-                f"{path}, line {number}: not a possible record ({error})", "the file was changed after it was written"
-            ) from None
+            yield f"{path}, line {number}: not a possible record ({_reason(error)})"
+            continue
         seen.add(record.prompt_id)
-        records.append(record)
-    return records
+        yield record
+
+
+def _reason(error: Exception) -> str:
+    missing = isinstance(error, KeyError)
+    return f"{error.args[0]} is missing" if missing else str(error).removeprefix("Record.__init__() ")
 
 
 def _line(record: Record) -> bytes:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mxq.analysis.checks import tally
-from mxq.analysis.speed import EMULATED, Speed
+from mxq.analysis.speed import DAMAGED, EMULATED, UNKNOWN, Speed
 from mxq.analysis.summary import CellSummary, Summary
 from mxq.stats import Percentiles, Repeated
 
@@ -220,15 +220,17 @@ def _computing(server: Mapping[str, object], target: str) -> tuple[tuple[str, st
 
 
 def withheld_notes(summary: Summary) -> Iterator[str]:
-    """Yield why there are no speeds of MXFP4."""
+    """Yield why speeds are not there."""
     why = {cell.throughput_withheld for cell in summary.cells} - {None}
     if EMULATED in why:
         yield (
             "MXFP4 is emulated here: its acceptance is that of the quantized model, its speed would say nothing about "
             "MXFP4 kernels and is not shown."
         )
-    elif why:
+    if UNKNOWN in why:
         yield (
             "No log names the kernels of the MXFP4 target, so its speed may be an emulation's and is not shown: let "
             "mxq start the server."
         )
+    if DAMAGED in why:
+        yield "Where records are damaged, requests side by side have no speed: the wall clock is that of all of them."

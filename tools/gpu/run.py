@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+PUBLISHED = HERE.parents[1] / "mxq" / "analysis" / "published.json"
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from shapes import DRAFTERS, write_drafter, write_target  # noqa: E402
@@ -71,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9, help="end before so many have passed")
     parser.add_argument("--strict", action="store_true", help="start nothing that may be cut off")
-    parser.add_argument("--published", type=Path, default=HERE / "published.json", help="acceptance lengths")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help="acceptance lengths")
     parser.add_argument("--work", type=Path, default=Path("/tmp/mxq-gpu"), help="shapes and logs")
     parser.add_argument("--cache", type=Path, default=Path("/tmp/mxq-gpu/cache"), help="compiled code")
     parser.add_argument("--out", type=Path, required=True)
