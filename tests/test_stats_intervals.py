@@ -198,7 +198,7 @@ def test_over_repeats_the_interval_is_students() -> None:
     half = 4.302653 * logs.std(ddof=1) / 3**0.5
     expected = np.expm1([logs.mean(), logs.mean() - half, logs.mean() + half])
     assert [change.estimate, change.lower, change.upper] == pytest.approx(list(expected), rel=1e-6)
-    assert change.p_above(change.lower) == pytest.approx(0.025)
+    assert change.p_above(change.lower) == pytest.approx(0.05)
     absolute = over_repeats([1.0, 2.0, 3.0])
     assert [absolute.lower, absolute.upper] == [0.0, pytest.approx(2 + 4.302653 / 3**0.5)]
     assert not repeats_change([1.0], [1.1]).bounded
@@ -239,8 +239,8 @@ def test_p_values_and_intervals_agree() -> None:
     change = acceptance_change(first, second)
     assert change
     for made in (change.pooled, change.difference):
-        assert made.p_below(made.upper) == pytest.approx(0.025, abs=1e-9)
-        assert made.p_above(made.lower) == pytest.approx(0.025, abs=1e-9)
+        assert made.p_below(made.upper) == pytest.approx(0.05, abs=1e-9)
+        assert made.p_above(made.lower) == pytest.approx(0.05, abs=1e-9)
         bounds = np.linspace(made.lower - 0.2, made.upper + 0.2, 60)
         p_values = [made.p_below(float(bound)) for bound in bounds]
         assert p_values == sorted(p_values, reverse=True)

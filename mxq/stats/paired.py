@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mxq.stats.bootstrap import Array, Resampling, mean_of_strata, replicates
+from mxq.stats.bootstrap import RELATIVE, Array, Resampling, mean_of_strata, replicates
 from mxq.stats.counts import Counts, Timed, check_same
 from mxq.stats.intervals import Band, Interval, band, interval
 from mxq.stats.sampled import DEFAULT, conversation_lengths, student, tokens
@@ -44,7 +44,7 @@ def acceptance_change(base: Counts, new: Counts, resampling: Resampling = DEFAUL
     relative = 1 / (K + 1) - 1, float(K)
 
     def change(tops: Array, bottoms: Array) -> Interval:
-        return interval(replicates(tops, bottoms, resampling, log=True), resampling, relative)
+        return interval(replicates(tops, bottoms, resampling, RELATIVE), resampling, relative)
 
     conversations = zip(conversation_lengths(base), conversation_lengths(new), strict=True)
     return AcceptanceChange(
@@ -82,7 +82,7 @@ def throughput_change(base: Timed, new: Timed, resampling: Resampling = DEFAULT)
     if not (base.tokens.any() and new.tokens.any()):
         raise ValueError("a change of throughput needs tokens in both arms")
     tops, bottoms = _both(base.tokens[:, None], new.tokens[:, None]), _both(base.seconds[:, None], new.seconds[:, None])
-    return interval(replicates(tops, bottoms, resampling, log=True), resampling)
+    return interval(replicates(tops, bottoms, resampling, RELATIVE), resampling)
 
 
 def repeats_change(base: Sequence[float], new: Sequence[float], resampling: Resampling = DEFAULT) -> Interval:
@@ -94,7 +94,7 @@ def repeats_change(base: Sequence[float], new: Sequence[float], resampling: Resa
     if len(base) != len(new) or not all(rate > 0 for rate in (*base, *new)):
         raise ValueError("a change over repeats needs one positive rate of each arm in every repeat")
     ratios = [math.log(b / a) for a, b in zip(base, new, strict=True)]
-    return interval(student(ratios, log=True), resampling)
+    return interval(student(ratios, relative=True), resampling)
 
 
 def all_alike(changes: Sequence[Interval], resampling: Resampling = DEFAULT) -> Interval:

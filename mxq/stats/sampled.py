@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mxq.stats.bootstrap import Array, Replicates, Resampling, replicates
+from mxq.stats.bootstrap import LINEAR, RELATIVE, SHARE, Array, Replicates, Resampling, replicates
 from mxq.stats.counts import Counts, Timed
 from mxq.stats.intervals import Band, Interval, band, interval
 
@@ -41,12 +41,12 @@ def acceptance_intervals(counts: Counts, resampling: Resampling = DEFAULT) -> Ac
         return interval(replicates(top[None], bottom[None], resampling), resampling, lengths)
 
     at_risk = (counts.at_risk > 0).sum(axis=0)
-    conditional = replicates(counts.survived[None], counts.at_risk[None], resampling) if at_risk.any() else None
+    conditional = replicates(counts.survived[None], counts.at_risk[None], resampling, SHARE) if at_risk.any() else None
     return AcceptanceIntervals(
         pooled=length(tokens(counts), passes),
         per_request_mean=length(counts.lengths[:, None], counts.requests[:, None]),
         per_conversation_mean=length(*conversation_lengths(counts)),
-        survival=band(replicates(counts.survived[None], passes[None], resampling), resampling, (0.0, 1.0)),
+        survival=band(replicates(counts.survived[None], passes[None], resampling, SHARE), resampling, (0.0, 1.0)),
         conditional=tuple(
             interval(conditional.only(i, int(n)), resampling, (0.0, 1.0)) if conditional and n else None
             for i, n in enumerate(at_risk)
@@ -70,17 +70,17 @@ def over_repeats(values: Sequence[float], resampling: Resampling = DEFAULT) -> I
 
     Raises ValueError without any.
     """
-    return interval(student(values, log=False), resampling, (0.0, math.inf))
+    return interval(student(values), resampling, (0.0, math.inf))
 
 
-def student(values: Sequence[float], *, log: bool) -> Replicates:
+def student(values: Sequence[float], *, relative: bool = False) -> Replicates:
     """Return repeated measurements as what Student's t interval is made of: a mean, its error, and no draws."""
     if not values:
         raise ValueError("an interval over repeats needs at least one")
     measured = np.asarray(values, dtype=np.float64)
     error = measured.std(ddof=1) / math.sqrt(len(measured)) if len(measured) > 1 else 0.0
-    nothing = np.empty((0, 1))
-    return Replicates(len(measured), log, np.array([measured.mean()]), np.array([error]), nothing, nothing)
+    scale, nothing = RELATIVE if relative else LINEAR, np.empty((0, 1))
+    return Replicates(len(measured), scale, np.array([measured.mean()]), np.array([error]), nothing, nothing)
 
 
 def tokens(counts: Counts) -> Array:

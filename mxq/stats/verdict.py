@@ -85,8 +85,7 @@ def p_outside(change: Interval | Band, margin: float) -> float:
     """Return the two-sided p-value of the claim that the change is beyond the margin, to either side."""
     if _too_few(change):
         return 1.0
-    sides = 2 if isinstance(change, Interval) else 1
-    return min(1.0, sides * min(change.p_below(-margin), change.p_above(margin)))
+    return min(change.p_below(-margin), change.p_above(margin))
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
