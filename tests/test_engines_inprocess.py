@@ -86,7 +86,7 @@ def test_targets_that_do_not_fit_together_are_parted(
 ) -> None:
     other = tmp_path / "other"
     other.symlink_to(dense_models.target)
-    monkeypatch.setattr(InProcessEngine, "_free_bytes", lambda self: free_bytes)
+    monkeypatch.setattr(InProcessEngine, "free_bytes", lambda self: free_bytes)
     arms = all_arms(dense_models) + all_arms(dense_models, other)
     parted = engine().groups(arms)
     assert len(parted) == groups
@@ -95,7 +95,7 @@ def test_targets_that_do_not_fit_together_are_parted(
 
 
 def test_free_memory_is_that_of_this_machine() -> None:
-    assert 1 << 20 < engine()._free_bytes() < 1 << 50
+    assert 1 << 20 < engine().free_bytes() < 1 << 50
 
 
 @pytest.mark.parametrize("device", ["abacus", "cuda:99"])

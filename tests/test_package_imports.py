@@ -22,7 +22,7 @@ LAYERS = [
     {"checkpoint", "decode", "engines", "layouts", "stats", "workloads"},
     {"verify"},
     {"convert", "evaluate", "hardware"},
-    {"analysis"},
+    {"analysis", "explain"},
     {"report"},
     {"cli"},
     {"__main__"},

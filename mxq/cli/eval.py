@@ -13,6 +13,7 @@ from mxq.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
     from mxq.evaluate import Request, Run
+    from mxq.explain import Why
 
 _EPILOG = """\b
 Workloads: arithmetic, maths, functions, programs, chat (mxq's own, all by
@@ -32,8 +33,14 @@ With --engine vllm, each arm's server is started once, measured at every
 again once, and what it was in is measured from the start.
 
 \b
+--explain writes RUN/explain/: on the bf16 target's own answers, drafters that
+have read either target draft, and either target judges. --show shows it.
+
+\b
 Examples:
   mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --limit 8 --out ./run
+  mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --limit 8 --explain \\
+      --workload functions --out ./run-why
   mxq eval --bf16 testbed:dense --spec dflash --spec mtp -k 3 -k 7 -k 15 \\
       --workload chat --out ./run-chat
   mxq eval --mxfp4 ./model-mxfp4 --drafter ./drafter \\
@@ -123,8 +130,24 @@ Examples:
     is_flag=True,
     help="Count right answers where prompts have an answer or tests. Runs code that the models wrote.",
 )
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Then tell why acceptance changed: by the features that drafters read, or by the logits that judge.",
+)
+@click.option(
+    "--explain-every",
+    "every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=4,
+    show_default=True,
+    help="Explain behind one token of N of each answer; 1 is every token.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def command(out: Path | None, show: Path | None, check_answers: bool, as_json: bool, **options: Any) -> None:
+def command(
+    out: Path | None, show: Path | None, check_answers: bool, explain: bool, every: int, as_json: bool, **options: Any
+) -> None:
     """Run targets x methods x budgets x workloads into a run directory.
 
     Every arm gets the same prompts in the same order: one request at a time in this process, or --concurrency at a time
@@ -132,6 +155,8 @@ def command(out: Path | None, show: Path | None, check_answers: bool, as_json: b
     """
     if (out is None) == (show is None):
         raise UsageError("give either --out or --show", "--out RUN measures into RUN, --show RUN prints what is there")
+    if not explain and _given()["every"]:
+        raise UsageError("--explain-every without --explain", "add --explain")
     # Before torch is loaded: its threads spin while they wait, which on a busy machine makes small models tens of times
     # slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -142,14 +167,27 @@ def command(out: Path | None, show: Path | None, check_answers: bool, as_json: b
     else:
         assert out is not None
         servers = servers_of(options, _given())
+        if servers is not None and explain:
+            raise UsageError(
+                "--explain with --engine vllm", "servers do not show what drafters read: explain in process, without it"
+            )
         request = _request(**options)
-        if servers is None:
+        if servers is None and explain:
+            from mxq.explain.measure import measure_and_explain
+
+            run = measure_and_explain(request, out, every=every)
+        elif servers is None:
             run = measure(request, out)
         else:
             from mxq.evaluate.servers import measure_on_servers
 
             run = measure_on_servers(request, servers, out)
-    _print(run, check_answers, as_json)
+    explained = _explained(run)
+    if explain and explained is None:
+        raise UsageError(
+            f"{run.path} explains nothing", "run the `mxq eval` that made it again, with --explain and without --show"
+        )
+    _print(run, explained, check_answers, as_json)
 
 
 def _given() -> dict[str, bool]:
@@ -174,18 +212,31 @@ def _request(bf16: str | None, mxfp4: str | None, workloads: tuple[str, ...], **
     return Request(targets=targets, workloads=workloads, sampling=sampling, **options)
 
 
-def _print(run: "Run", check_answers: bool, as_json: bool) -> None:
+def _explained(run: "Run") -> "Why | None":
+    from mxq.explain import read_explanations, why
+
+    found = read_explanations(run.path, run.info["definition"])
+    return why(found) if found else None
+
+
+def _print(run: "Run", explained: "Why | None", check_answers: bool, as_json: bool) -> None:
     from mxq.analysis import summarise
 
     summary = summarise(run, check_answers=check_answers)
     if as_json:
-        click.echo(json.dumps(summary.as_json(), indent=2, ensure_ascii=False))
+        value = summary.as_json() | ({} if explained is None else {"explain": explained.as_json()})
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         from rich.console import Console
 
+        from mxq.report.explain_tables import show_why
         from mxq.report.tables import show
 
-        show(summary, Console())
+        console = Console()
+        show(summary, console)
+        if explained is not None:
+            console.print()
+            show_why(explained, console)
     if summary.contradictions:
         raise MismatchError(
             f"{len(summary.contradictions)} checks failed: numbers of this run are not to be trusted",

@@ -41,8 +41,7 @@ class InProcessEngine:
     def groups(self, arms: Sequence[EngineArm]) -> list[list[EngineArm]]:
         """Return all arms together if their targets fit in half of the free memory, else one group per target."""
         targets = list(dict.fromkeys(arm.target for arm in arms))
-        needed = sum(_weight_elements(target) for target in targets) * self._dtype.itemsize
-        if len(targets) < 2 or needed <= _MEMORY_SHARE * self._free_bytes():
+        if len(targets) < 2 or self.weight_bytes(targets) <= _MEMORY_SHARE * self.free_bytes():
             return [list(arms)]
         return [[arm for arm in arms if arm.target == target] for target in targets]
 
@@ -93,7 +92,12 @@ class InProcessEngine:
             draft_s=done.draft_s,
         )
 
-    def _free_bytes(self) -> int:
+    def weight_bytes(self, targets: Sequence[Path]) -> int:
+        """Return what the weights of targets take once they are loaded."""
+        return sum(map(_weight_elements, targets)) * self._dtype.itemsize
+
+    def free_bytes(self) -> int:
+        """Return the memory that is free where models are loaded."""
         if self._device.type == "cuda":
             return torch.cuda.mem_get_info(self._device)[0]
         with contextlib.suppress(OSError):

@@ -138,7 +138,7 @@ def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator
     refuse_foreign(path)
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with hold(path):
         what = {"definition": plan.definition(), "environment": dict(environment)}
         if (path / "run.json").exists():
             _refuse_unlike(path, what)
@@ -211,7 +211,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def hold(path: Path) -> Iterator[None]:
+    """Hold a run directory for this process; raises UsageError where another process holds it."""
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         holder = files.lock(fd)

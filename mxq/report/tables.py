@@ -21,7 +21,7 @@ from mxq.stats import Acceptance
 
 _BARS = "▁▂▃▄▅▆▇█"
 _TENTHS = "0123456789"  # where there are no such characters
-_WIDE = 110
+WIDE = 110
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -46,7 +46,7 @@ def _tables(summary: Summary, width: int, bars: str) -> Iterator[tuple[str, Tabl
         for configuration in _deepest(summary.configurations):
             title = f"Survival, {configuration}: share of verify passes that accepted at least i drafts"
             yield title, survival_table(summary, configuration, width, bars)
-            if width >= _WIDE and (table := conditional_table(summary, configuration, width)).row_count:
+            if width >= WIDE and (table := conditional_table(summary, configuration, width)).row_count:
                 title = f"Conditional acceptance, {configuration}: share that accepted draft i, of the passes at risk"
                 yield f"{title} (below: how many)", table
     yield from speed_tables(summary, width)
@@ -75,7 +75,7 @@ def acceptance_table(summary: Summary, width: int) -> Table:
         table.add_column(target, justify="right")
     if both:
         table.add_column("difference", justify="right")
-    wide = width >= _WIDE
+    wide = width >= WIDE
     for target in summary.targets if wide else ():
         table.add_column(f"per-request mean (sd), {target}", justify="right")
     for workload, configuration, cells in _rows(summary, summary.configurations):
@@ -100,7 +100,7 @@ def survival_table(summary: Summary, configuration: str, width: int, bars: str =
     names = max(map(len, ("workload", *summary.workloads)))
     # Beside the numbers, 4 columns each, stand two names, the bars, and two gaps.
     taken = names + 1 + 7 + max(depth, 5) + 1 + (17 if both else 0)
-    shown = _spread(depth, max(2, (width - taken) // 4))
+    shown = spread(depth, max(2, (width - taken) // 4))
     table = empty_table()
     table.add_column("workload", no_wrap=True)
     table.add_column("target", no_wrap=True)
@@ -135,7 +135,7 @@ def conditional_table(summary: Summary, configuration: str, width: int) -> Table
     depth = max((len(a.survival) for a in found.values()), default=0)
     digits = max((len(str(max(a.at_risk or ()))) for a in found.values()), default=3)
     names = max(map(len, ("workload", *summary.workloads)))
-    shown = _spread(depth, max(2, (width - names - 8) // (max(digits, 3) + 1)))
+    shown = spread(depth, max(2, (width - names - 8) // (max(digits, 3) + 1)))
     table = empty_table()
     table.add_column("workload", no_wrap=True)
     table.add_column("target", no_wrap=True)
@@ -296,7 +296,7 @@ def _positions(positions: Sequence[int]) -> str:
     return ", ".join(map(str, ordered[:3])) + (", ..." if len(ordered) > 3 else "")
 
 
-def _spread(depth: int, room: int) -> list[int]:
+def spread(depth: int, room: int) -> list[int]:
     """Return at most ``room`` of ``depth`` positions, first and last included, evenly spread."""
     if depth <= room:
         return list(range(depth))
