@@ -73,7 +73,7 @@ def test_a_run_is_explained_after_it_is_measured(explained: tuple[Path, Result])
         assert [prompt.answer_tokens for prompt in one.prompts] == [record.output_tokens for record in plain.records]
         # Every second token, beginning with another one in every other prompt, and never the last.
         assert [prompt.places for prompt in one.prompts] == [(0, 2, 4, 6, 8, 10), (1, 3, 5, 7, 9), (0, 2, 4, 6, 8, 10)]
-        assert one.read == (("final norm",) if one.method == "mtp" else ("layer 0", "layer 3"))
+        assert one.read == (("final norm",) if one.method == "mtp" else ("layer 2", "layer 3"))
 
 
 def test_show_shows_it_again(explained: tuple[Path, Result]) -> None:

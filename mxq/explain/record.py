@@ -227,7 +227,7 @@ def _drift(part: Any) -> Drift | None:
     return Drift(*_numbers([tokens], int), *_numbers(means, float))
 
 
-def _numbers(values: Sequence[Any], kind: type) -> tuple[Any, ...]:
+def _numbers(values: Sequence[Any], kind: type[int] | type[float]) -> tuple[Any, ...]:
     if not all(type(value) is kind and math.isfinite(value) for value in values):
         raise TypeError(f"not a list of {kind.__name__} numbers")
     return tuple(values)

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mxq.explain.record import Drift
-from mxq.stats import Band, Interval, Resampling
+from mxq.stats import ENOUGH, Band, Interval, Resampling
 
-Route = Literal["none shown", "features", "logits", "both", "not told apart", "higher"]
+Route = Literal["few prompts", "none shown", "features", "logits", "both", "not told apart", "higher"]
 
 CORNER_NAMES = (("bf16", "bf16"), ("bf16", "mxfp4"), ("mxfp4", "bf16"), ("mxfp4", "mxfp4"))
 """Whose features and whose logits, in the order of :data:`mxq.decode.factorial.CORNERS`."""
@@ -24,7 +24,9 @@ class Effects:
     @property
     def route(self) -> Route:
         """Return which route the loss goes by, as far as the intervals say: those that exclude 0."""
-        if not self.total.bounded or self.total.holds(0):
+        if self.total.prompts < ENOUGH:
+            return "few prompts"
+        if self.total.holds(0):
             return "none shown"
         if self.total.lower > 0:
             return "higher"

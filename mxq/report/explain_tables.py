@@ -12,7 +12,7 @@ from mxq.explain.record import EDGES
 from mxq.explain.results import CORNER_NAMES
 from mxq.report.speed_tables import empty_table, quoted
 from mxq.report.tables import WIDE, spread
-from mxq.stats import Band, Interval
+from mxq.stats import ENOUGH, Band, Interval
 
 _ALL = "all alike"
 
@@ -132,8 +132,8 @@ def drift_table(parts: Sequence[Explained]) -> Table:
 
 def notes(why: Why) -> Iterator[str]:
     """Yield how the numbers came about, for people."""
-    sampled = {(part.workload, part.prompts, part.places, part.every) for part in why.parts}
-    prompts, places = (sum(row[i] for row in sampled) for i in (1, 2))
+    sampled = {(part.workload, part.prompts, part.places) for part in why.parts}
+    prompts, places = (sum(count) for count in zip(*((prompts, places) for _, prompts, places in sampled), strict=True))
     each = "behind every token" if why.parts[0].every == 1 else f"behind one token of {why.parts[0].every}"
     yield (
         f"All on the bf16 target's own greedy answers: {each}, {places} places of {prompts} answers, a drafter that "
@@ -143,8 +143,9 @@ def notes(why: Why) -> Iterator[str]:
     yield (
         f"{why.resampling.confidence:.0%} intervals: bootstrap over prompts, all corners of a prompt drawn together, "
         f"{why.resampling.resamples} resamples; each holds for its row alone. The two parts add up to the change. "
-        "Route: what has an interval below 0, where that of the change is. Gaps in logits are medians: at flips, by "
-        "how much each target prefers its own token; elsewhere, by how much bf16 prefers its best."
+        f"Route: what has an interval below 0, where that of the change is; from {ENOUGH} prompts on. Gaps in logits "
+        "are medians: at flips, by how much each target prefers its own token; elsewhere, by how much bf16 prefers its "
+        "best."
     )
 
 
