@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conversion import convert
 from decoding import Models, chat_prompts, end_of_text, random_prompt, reference, reference_logits, write_mxfp4
 from tiny import write_target
 from torch import Tensor
@@ -309,7 +310,7 @@ def test_drift_is_of_what_the_drafter_reads(unlike: tuple[Pair, list[Path]]) -> 
 @pytest.mark.parametrize("method", ["mtp", "dflash"])
 def test_corners_of_the_testbed_are_its_decoding(trained: Models, tmp_path: Path, method: Any) -> None:
     """Trained drafters, which are often right: each target on its own answers, and features of the other noticed."""
-    mxfp4 = write_mxfp4(trained.target, tmp_path / "mxfp4", weight_only=False)
+    mxfp4 = convert(trained.target, tmp_path / "mxfp4")
     first, second = (decode.load_target(path, dtype=torch.float32) for path in (trained.target, mxfp4))
     path = trained.drafter if method == "dflash" else None
     drafters = (decode.load_drafter(path, first, method), decode.load_drafter(path, second, method))

@@ -24,7 +24,7 @@ import numpy as np
 from mxq.explain.record import EDGES, Drift, ExplainedPrompt, Explanation
 from mxq.explain.results import CORNER_NAMES, Divergence, Effects, Explained, Flips, ReadDrift, Why
 from mxq.stats import Band, Counts, Interval, Resampling, count
-from mxq.stats.bootstrap import Array, Replicates, mean_of_strata, replicates
+from mxq.stats.bootstrap import LINEAR, SHARE, Array, Replicates, Scale, mean_of_strata, replicates
 from mxq.stats.intervals import band, interval
 
 _FEATURES = (-0.5, -0.5, 0.5, 0.5)
@@ -120,20 +120,23 @@ def _explained(e: Explanation, drawn: Sequence[Replicates], resampling: Resampli
 
 
 def _per_token(
-    prompts: Sequence[ExplainedPrompt], value: Callable[[ExplainedPrompt], float], resampling: Resampling, most: float
+    prompts: Sequence[ExplainedPrompt],
+    value: Callable[[ExplainedPrompt], float],
+    resampling: Resampling,
+    scale: Scale = LINEAR,
 ) -> Interval:
     """Return the interval of a sum over the answers per token of them."""
     names = sorted({prompt.conversation for prompt in prompts})
     sums = np.zeros((2, len(names), 1))
     for prompt in prompts:
         sums[:, names.index(prompt.conversation), 0] += value(prompt), prompt.answer_tokens
-    return interval(replicates(sums[:1], sums[1:], resampling), resampling, (0.0, most))
+    return interval(replicates(sums[:1], sums[1:], resampling, scale), resampling, (0.0, math.inf))
 
 
 def _divergence(prompts: Sequence[ExplainedPrompt], resampling: Resampling) -> Divergence:
     tokens = np.concatenate([np.asarray(prompt.divergence) for prompt in prompts])
     return Divergence(
-        _per_token(prompts, lambda prompt: sum(prompt.divergence), resampling, math.inf),
+        _per_token(prompts, lambda prompt: sum(prompt.divergence), resampling),
         tuple((share, float(np.quantile(tokens, share))) for share in _QUANTILES),
         float(tokens.max()),
     )
@@ -151,7 +154,7 @@ def _flips(prompts: Sequence[ExplainedPrompt], resampling: Resampling) -> Flips:
     some = len(gaps) > 0
     return Flips(
         count=len(gaps),
-        share=_per_token(prompts, lambda prompt: len(prompt.flips), resampling, 1.0),
+        share=_per_token(prompts, lambda prompt: len(prompt.flips), resampling, SHARE),
         bf16_gap=float(np.median(gaps[:, 0])) if some else None,
         bf16_gap_largest=float(gaps[:, 0].max()) if some else None,
         mxfp4_gap=float(np.median(gaps[:, 1])) if some else None,
