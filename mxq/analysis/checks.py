@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mxq.analysis import evidence
 from mxq.engines import Sampling
 from mxq.evaluate import Arm, Record, RecordedCell, Run
 from mxq.evaluate.checks import Check, check_cell
-from mxq.evaluate.records import conversations
-from mxq.stats import ENOUGH, Counts, Resampling, count, length_difference
+from mxq.stats import ENOUGH, Resampling, length_difference
 
 NEAR_TIE = 1.0
 """Two tokens are a near-tie if neither is more than e times as likely: the largest gap that bfloat16 explains."""
@@ -152,7 +152,7 @@ def _concurrencies(cells: Sequence[RecordedCell]) -> Iterator[tuple[RecordedCell
 
 def _same_length(lowest: RecordedCell, highest: RecordedCell) -> Check:
     name = f"acceptance length is that at concurrency {lowest.concurrency}"
-    first, second = _counts(lowest), _counts(highest)
+    first, second = evidence.counts(lowest), evidence.counts(highest)
     if not first or not second:
         return Check(name, None, "the passes of single answers are not known")
     if first.conversations != second.conversations:
@@ -168,13 +168,6 @@ def _same_length(lowest: RecordedCell, highest: RecordedCell) -> Check:
     if difference.prompts < ENOUGH:
         return Check(name, None, f"{detail}; {difference.prompts} prompts are too few to tell")
     return Check(name, difference.holds(0.0), detail)
-
-
-def _counts(cell: RecordedCell) -> Counts | None:
-    known = [passes for record in cell.records if (passes := record.passes) is not None]
-    if not known or len(known) != len(cell.records):
-        return None
-    return count(known, conversations(cell.records), cell.arm.num_speculative_tokens)
 
 
 def failed(checks: Iterable[RunCheck]) -> list[RunCheck]:

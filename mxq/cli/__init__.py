@@ -28,6 +28,7 @@ _VERBS = {
     "inspect": ("inspect", "Look into a checkpoint: tensors, sizes, what is quantized."),
     "doctor": ("doctor", "Say what is installed, set and known to go wrong; read a server's log."),
     "eval": ("eval", "Run targets x methods x budgets x workloads into a run directory."),
+    "compare": ("compare", "Say with intervals whether acceptance and speed are preserved."),
     "serve": ("serve", "Start vLLM as the published runs did, or print the command."),
 }
 
@@ -41,6 +42,7 @@ Examples:
   mxq verify ./dense-mxfp4 --against testbed:dense
   mxq dequantize ./dense-mxfp4 ./dense-simulated
   mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec mtp --out ./run
+  mxq compare ./run
 """
 
 

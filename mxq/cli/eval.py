@@ -12,6 +12,7 @@ from mxq.cli.eval_servers import server_options, servers_of
 from mxq.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
+    from mxq.analysis import Summary
     from mxq.evaluate import Request, Run
     from mxq.explain import Why
 
@@ -237,6 +238,11 @@ def _print(run: "Run", explained: "Why | None", check_answers: bool, as_json: bo
         if explained is not None:
             console.print()
             show_why(explained, console)
+    refuse_contradictions(summary)
+
+
+def refuse_contradictions(summary: "Summary") -> None:
+    """Raise MismatchError if numbers of a run contradict each other."""
     if summary.contradictions:
         raise MismatchError(
             f"{len(summary.contradictions)} checks failed: numbers of this run are not to be trusted",

@@ -203,11 +203,8 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
 
 
 def conversations(records: Sequence[Record]) -> list[str]:
-    """Return for each record the prompt that its conversation began with; later turns stand behind it."""
-    names: list[str] = []
-    for record in records:
-        names.append(record.prompt_id if record.turn == 1 or not names else names[-1])
-    return names
+    """Return for each record the prompt that its conversation began with, whose own record may be lost."""
+    return [r.prompt_id.removesuffix(f", turn {r.turn}") if r.turn > 1 else r.prompt_id for r in records]
 
 
 def read_records(path: Path, num_speculative_tokens: int) -> list[Record]:
