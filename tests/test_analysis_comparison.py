@@ -67,7 +67,7 @@ def test_numbers_are_those_of_the_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(0.0, Verdict.PRESERVED), (0.5, Verdict.DEGRADED), (0.05, Verdict.UNDECIDED)]
+    ("share", "verdict"), [(0.0, Verdict.PRESERVED), (0.5, Verdict.DEGRADED), (0.1, Verdict.UNDECIDED)]
 )
 def test_verdicts_follow_from_what_was_lost(tmp_path: Path, share: float, verdict: Verdict) -> None:
     found = compare(compared_run(tmp_path / "run", losing(share)))
