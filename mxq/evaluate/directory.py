@@ -8,6 +8,7 @@
     cells/<key>/cell.json       the cell's definition; rewritten once, when the cell is finished
     cells/<key>/near_ties.json  what a server said where answers part from plain ones, see mxq.evaluate.near_ties
     targets/<target>-layers.jsonl  the errors of its matrices, as mxq wrote them beside a conversion
+    explain/<name>.json         why acceptance changed, see mxq.explain
     servers/<arm>.log           what servers of an arm printed
 
 What one request after the other gives is kept as it comes. Requests that ran side by side are kept together, once the

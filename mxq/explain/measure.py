@@ -141,14 +141,21 @@ class _Work:
         self._targets = first, second
         self._drafters: dict[Method, tuple[decode.Drafter, decode.Drafter]] = {}
         self._texts: dict[str, list[Text]] = {}
-        self._run = read_run(out)
+        recorded = read_run(out)
+        self._definition = recorded.info["definition"]
+        self._recorded = {
+            (cell.workload, record.prompt_id): record.token_ids
+            for cell in recorded.cells
+            if (cell.arm, cell.repeat) == (Arm("bf16", "ar"), 0) and settings.sampling.greedy
+            for record in cell.records
+        }
 
     def explained(self, arm: Arm, workload: TokenizedWorkload) -> Iterator[ExplainedPrompt]:
         """Yield each prompt of a workload, explained for the method and budget of ``arm``."""
         drafters = self._drafters_of(arm.method)
         conversation = ""
-        for number, (ids, answer) in enumerate(self._texts_of(workload)):
-            prompt = workload.workload.prompts[number]
+        for number, prompt in enumerate(workload.workload.prompts):
+            ids, answer = self._text(workload, number)
             conversation = prompt.id if prompt.turn == 1 else conversation
             forced = force(self._targets, ids, answer, drafters[0].taps)
             places = range(number % self._every, len(answer) - 1, self._every)
@@ -189,7 +196,7 @@ class _Work:
             "seconds": round(seconds, 1),
         }
         read = tuple(f"layer {tap}" for tap in taps) or ("final norm",)
-        definition = define(self._run.info["definition"], method, k, name, self._every)
+        definition = define(self._definition, method, k, name, self._every)
         return Explanation(method, k, name, self._every, read, definition, made, tuple(prompts))
 
     def _drafters_of(self, method: Method) -> tuple[decode.Drafter, decode.Drafter]:
@@ -201,26 +208,23 @@ class _Work:
             self._drafters[method] = first, second
         return self._drafters[method]
 
-    def _texts_of(self, workload: TokenizedWorkload) -> list[Text]:
-        """Return every prompt with bf16's greedy answer: the one recorded of plain decoding, or a new one."""
-        name, plain, settings = workload.workload.name, Arm("bf16", "ar"), self._plan.settings
-        if name not in self._texts:
-            cells = [c for c in self._run.cells if (c.arm, c.workload, c.repeat) == (plain, name, 0)]
-            records = cells[0].records if cells and settings.sampling.greedy else ()
-            texts: list[Text] = []
-            said: list[str] = []
-            for position in range(len(workload.token_ids)):
-                ids = prompt_ids(workload, position, said, self._template.encode)
-                if position < len(records):
-                    answer: Sequence[int] = records[position].token_ids
-                else:
-                    answer = decode.generate(
-                        self._targets[0], ids, max_new_tokens=settings.max_tokens, eos_token_ids=settings.eos_token_ids
-                    ).token_ids
-                texts.append((ids, answer))
-                said.append(self._template.decode(answer))
-            self._texts[name] = texts
-        return self._texts[name]
+    def _text(self, workload: TokenizedWorkload, position: int) -> Text:
+        """Return a prompt with bf16's greedy answer: the one recorded of plain decoding, or a new one.
+
+        Positions are asked for from 0 on, since later turns are sent behind the answers to earlier ones.
+        """
+        name, settings = workload.workload.name, self._plan.settings
+        texts = self._texts.setdefault(name, [])
+        if position == len(texts):
+            said = [self._template.decode(answer) for _, answer in texts]
+            ids = prompt_ids(workload, position, said, self._template.encode)
+            answer: Sequence[int] | None = self._recorded.get((name, workload.workload.prompts[position].id))
+            if answer is None:
+                answer = decode.generate(
+                    self._targets[0], ids, max_new_tokens=settings.max_tokens, eos_token_ids=settings.eos_token_ids
+                ).token_ids
+            texts.append((ids, answer))
+        return texts[position]
 
 
 def _binned(cosine: Tensor, error: Tensor, prompt: int) -> tuple[Drift | None, ...]:
