@@ -167,7 +167,7 @@ def test_every_corner_is_a_verify_pass_made_afresh(pair: Pair) -> None:
     """Drafts that follow the text, leave it with the other target, leave it with neither, and go beyond its end."""
     answer = say(pair[0])
     ids = [*PROMPT, *answer]
-    places = range(0, LENGTH - 1, 2)
+    places = range(0, LENGTH - 1, 4)
 
     def continued(target: Target, place: int) -> list[int]:
         behind = [*PROMPT, *answer[: place + 1]]
@@ -192,7 +192,7 @@ def test_every_corner_is_a_verify_pass_made_afresh(pair: Pair) -> None:
                 assert accepted == accept_greedy(rows, torch.tensor(draft))[0]
                 followed = draft[:accepted] == answer[place + 1 : place + 1 + accepted]
                 left += accepted > 0 and not followed
-    assert left > 10  # where reading the text alone would not tell
+    assert left > 5  # where reading the text alone would not tell
 
 
 @torch.inference_mode()
