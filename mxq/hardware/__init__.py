@@ -1,1 +1,1 @@
-"""The machine: what is installed and set, and what is known to go wrong with it."""
+"""The machine: what is installed and set, what is known to go wrong with it, and how long a step takes on one."""

@@ -1,0 +1,160 @@
+"""A GPU as the cost model sees it: rates of its data sheet, the share of them that is reached, and overheads.
+
+``recipes/hardware/NAME.yaml`` holds one; every constant has a value and its source. :func:`load` also takes the path of
+a file of your own.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mxq.errors import UsageError
+
+FORMAT = 1
+SHEET = {
+    "memory_gb": 1e9,
+    "bandwidth_tb_s": 1e12,
+    "matrix_bf16_tflops": 1e12,
+    "matrix_mxfp4_tflops": 1e12,
+    "bandwidth_share": 1.0,
+    "matrix_share": 1.0,
+}
+"""Constants that are looked up or measured by themselves, with their unit in bytes, operations and seconds."""
+OVERHEADS = {"layer_us": 1e-6, "draft_us": 1e-6, "scan_us": 1e-6, "prompt_ms": 1e-3}
+SHARES = {"packed_share": 1.0, "snapshot_share": 1.0}
+FITTED = OVERHEADS | SHARES
+"""Constants that are fitted on measured cells, with their unit in seconds."""
+_MAY_LACK = {"matrix_mxfp4_tflops"}
+_SHARES = {"bandwidth_share", "matrix_share", *SHARES}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One GPU, in bytes, operations and seconds.
+
+    Attributes:
+        name: of the file.
+        gpu: what it is called.
+        memory: bytes of it.
+        bandwidth: bytes per second that large reads reach: of the data sheet, times ``bandwidth_share``.
+        bf16: operations per second that large matrix products reach: of the data sheet, times ``matrix_share``.
+        mxfp4: the same of MXFP4 weights with what activations the engine gives them; None without a kernel.
+        packed_share: packed weights are read at this share of ``bandwidth``.
+        snapshot_share: so are a gated DeltaNet's states behind each token of a verify pass written.
+        layer_s: of a layer in a pass, beyond bytes and operations: launches, small kernels, waiting between them.
+        draft_s: of a drafter's pass: sampling, and what the engine does between passes.
+        scan_s: of a token in one gated DeltaNet of a verify pass, since tokens wait for each other there.
+        prompt_s: of a pass over prompts, which runs outside of graphs.
+        sources: constant -> where its value is from.
+    """
+
+    name: str
+    gpu: str
+    memory: float
+    bandwidth: float
+    bf16: float
+    mxfp4: float | None
+    packed_share: float
+    snapshot_share: float
+    layer_s: float
+    draft_s: float
+    scan_s: float
+    prompt_s: float
+    sources: dict[str, str]
+
+    @classmethod
+    def of(cls, name: str, gpu: str, constants: dict[str, float], sources: dict[str, str]) -> "Machine":
+        """Make one of a file's constants, in the units that their names say."""
+        value = {key: constants[key] * unit for key, unit in (SHEET | FITTED).items() if key in constants}
+        matrix = value["matrix_share"]
+        packed = value.get("matrix_mxfp4_tflops")
+        return cls(
+            name=name,
+            gpu=gpu,
+            memory=value["memory_gb"],
+            bandwidth=value["bandwidth_tb_s"] * value["bandwidth_share"],
+            bf16=value["matrix_bf16_tflops"] * matrix,
+            mxfp4=None if packed is None else packed * matrix,
+            packed_share=value["packed_share"],
+            snapshot_share=value["snapshot_share"],
+            layer_s=value["layer_us"],
+            draft_s=value["draft_us"],
+            scan_s=value["scan_us"],
+            prompt_s=value["prompt_ms"],
+            sources=sources,
+        )
+
+
+def directory() -> Path:
+    """Return where the files that come with mxq are: in the installed package, or at a checkout's top."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "recipes"
+    return (installed if installed.is_dir() else package.parent / "recipes") / "hardware"
+
+
+def names() -> list[str]:
+    """Return the names of the hardware that mxq knows."""
+    return sorted(file.stem for file in directory().glob("*.yaml"))
+
+
+def load(spec: str) -> Machine:
+    """Return the hardware of a name (see :func:`names`) or of a YAML file.
+
+    Raises:
+        UsageError: there is none, or the file is of another version, or a constant is missing or impossible.
+    """
+    file = Path(spec)
+    if not (file.suffix in (".yaml", ".yml") or "/" in spec):
+        if spec not in names():
+            raise UsageError(
+                f"there is no hardware {spec!r}", f"use one of {', '.join(names())}, or the path of a YAML file"
+            )
+        file = directory() / f"{spec}.yaml"
+    gpu, constants, sources = read(file)
+    return Machine.of(file.stem, gpu, constants, sources)
+
+
+def read(file: Path) -> tuple[str, dict[str, float], dict[str, str]]:
+    """Return a file's GPU, its constants, and their sources; raises UsageError as :func:`load`."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"hardware {file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = "" if line is None else f", line {line + 1}"
+        raise UsageError(f"hardware {file}{where} is not YAML", "write it like recipes/hardware/h200.yaml") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise UsageError(f"hardware {file} has format {found!r}", f"this mxq reads format {FORMAT}")
+    entries = content.get("constants")
+    if not isinstance(entries, dict) or not isinstance(content.get("gpu"), str):
+        raise UsageError(f"hardware {file} has no gpu or no constants", "write it like recipes/hardware/h200.yaml")
+    known = (SHEET | FITTED).keys()
+    wrong = [key for key in entries if key not in known] + [
+        key for key in known if key not in entries and key not in _MAY_LACK
+    ]
+    if wrong:
+        problem = "does not exist" if wrong[0] in entries else "is missing"
+        raise UsageError(f"hardware {file}: the constant {wrong[0]} {problem}", f"it has {', '.join(known)}")
+    return (
+        content["gpu"],
+        {key: _constant(file, key, entry) for key, entry in entries.items()},
+        {key: str(entry.get("source", "not said")) for key, entry in entries.items()},
+    )
+
+
+def _constant(file: Path, key: str, entry: Any) -> float:
+    value = entry.get("value") if isinstance(entry, dict) else None
+    most = 1.0 if key in _SHARES else 1e9
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= most
+        or (value == 0 and key not in OVERHEADS)
+    ):
+        said = "a share above 0, of at most 1" if key in _SHARES else "a number that can be"
+        raise UsageError(f"hardware {file}: {key} is {value!r:.40}, not {said}", "give it as {value: ..., source: ...}")
+    return float(value)

@@ -1,0 +1,219 @@
+"""Fit the overheads of recipes/hardware on measured and published cells, and write how well they predict the others.
+
+    python tools/fit_hardware.py       # writes recipes/hardware/*.yaml and benchmarks/PREDICT.md
+
+Each machine's cells are sorted by model, precision, method, K, workload and concurrency; every third one is fitted on,
+and the rest is held out. The rule looks at no number. Cells that tools/gpu measures later are taken up by themselves.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from scipy.optimize import brentq, least_squares
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from fit_page import page  # noqa: E402
+
+from mxq.hardware import machine, measured  # noqa: E402
+from mxq.hardware.cost import Setup  # noqa: E402
+from mxq.hardware.measured import Cell  # noqa: E402
+from mxq.hardware.predict import Load, tokens_per_s  # noqa: E402
+from mxq.hardware.shape import BF16, drafter_shape, target_shape  # noqa: E402
+
+RESULTS = HERE.parent / "benchmarks" / "results"
+ARCHITECTURES = HERE.parent / "tests" / "data" / "architectures"
+DRAFTERS = {"Qwen3.5-27B": "Qwen3.5-27B-DFlash", "Qwen3.5-35B-A3B": "Qwen3.5-35B-A3B-DFlash-v1"}
+SPEED = ("layer_us", "draft_us", "scan_us", "snapshot_share")
+REST = ("packed_share", "prompt_ms")
+START = {"layer_us": 50, "draft_us": 200, "scan_us": 4, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
+"""Where the first machine's search begins, whatever was fitted before."""
+_NOISE = 0.05
+"""A residual of so much counts as one: about what repeats and rounding of published figures differ by."""
+_PRIOR = math.log(2)
+"""A constant is taken to be within a factor of two of the machine's before it: decides where cells are few only."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A machine with what it was fitted on; ``constants`` are all of its file's."""
+
+    name: str
+    gpu: str
+    constants: dict[str, float]
+    sources: dict[str, str]
+    cells: tuple[Cell, ...]
+    on: tuple[Cell, ...]
+
+    def predicted(self, cell: Cell) -> float:
+        """Return tokens per second of a cell."""
+        return predicted(self.machine, cell)
+
+    @property
+    def machine(self) -> machine.Machine:
+        """As the cost model takes it."""
+        return machine.Machine.of(self.name, self.gpu, self.constants, self.sources)
+
+    def with_constants(self, values: dict[str, float], source: str) -> "Fitted":
+        """Return it with other values, rounded as the file has them, and their source."""
+        rounded = {key: float(f"{value:.3g}") for key, value in values.items()}
+        sources = self.sources | dict.fromkeys(values, source)
+        return replace(self, constants=self.constants | rounded, sources=sources)
+
+
+def main() -> None:
+    """Fit all machines, one after the other, and write files and page."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    machines, others = fitted()
+    texts = {machine.directory() / f"{one.name}.yaml": text_of(one) for one in machines.values()}
+    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, speedups(machines["mi355x"]))
+    for path, text in texts.items():
+        path.write_text(text)
+        print(f"written to {path}")
+
+
+def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
+    """Return every machine by name, and MI355X once more for each figure that it could have been fitted on."""
+    published = json.loads((HERE / "gpu" / "published.json").read_text())
+    b200 = fit(opened("b200", measured.b200_cells(published)), SPEED)
+    h200 = fit(opened("h200", h200_cells()), (*SPEED, *REST), before=b200)
+    start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *REST))
+    mi355x = fit_factor(start, start.on[0])
+    mi300x = carried(opened("mi300x", []), mi355x, (*SPEED, *REST))
+    machines = (carried(b200, h200, REST), h200, mi355x, mi300x)
+    return {one.name: one for one in machines}, [fit_factor(start, cell) for cell in start.cells]
+
+
+def speedups(mi355x: Fitted) -> dict[str, tuple[float, float]]:
+    """Return the two published speedups on MI355X, DFlash with K 15: published and predicted."""
+    published = json.loads((HERE / "gpu" / "published.json").read_text())
+    found = {}
+    for model, workload, name in (
+        ("Qwen3.5-27B", "math500", "27B best single-request speedup (MATH500, bf16, DFlash 15)"),
+        ("Qwen3.5-35B-A3B", "humaneval", "35B-A3B best single-request speedup"),
+    ):
+        made = setup(mi355x.machine, model, "bf16")
+        load = Load.of_request(1, *measured.PUBLISHED_LENGTHS)
+        length = measured.acceptance_length(published, model, "bf16", "dflash", 15, workload)
+        ratio = tokens_per_s(made, "dflash", 15, load, length) / tokens_per_s(made, "ar", 0, load, 1)
+        found[f"{model}, {workload}, dflash-15"] = published["throughput"][name], ratio
+    return found
+
+
+def h200_cells() -> list[Cell]:
+    """Return measured cells, and of the first figures those whose cell has not been measured yet."""
+    cells = measured.read_cells(RESULTS / "h200")
+    there = {cell.place for cell in cells}
+    first = measured.read_figures(RESULTS / "h200-first.json")
+    return sorted([*cells, *(cell for cell in first if cell.place not in there)])
+
+
+def every_third(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Return the third, sixth, ... of sorted cells."""
+    return tuple(sorted(cells)[2::3])
+
+
+def opened(name: str, cells: Sequence[Cell]) -> Fitted:
+    """Return a machine as its file has it, but for what was fitted before, with its cells."""
+    gpu, constants, sources = machine.read(machine.directory() / f"{name}.yaml")
+    return Fitted(name, gpu, constants | START, sources, tuple(sorted(cells)), every_third(cells))
+
+
+def setup(on: machine.Machine, model: str, precision: str) -> Setup:
+    """Return a published model on a machine, with its published drafter."""
+    config = json.loads((ARCHITECTURES / f"{model}.json").read_text())
+    drafter = json.loads((ARCHITECTURES / f"{DRAFTERS[model]}.json").read_text())
+    target = target_shape(config, model)
+    packed = BF16 if precision == "bf16" else target.packed_by_recipe()
+    return Setup(on, target, packed, drafter_shape(drafter, DRAFTERS[model]))
+
+
+def predicted(on: machine.Machine, cell: Cell) -> float:
+    """Return tokens per second of a cell on a machine."""
+    load = Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens)
+    return tokens_per_s(setup(on, cell.model, cell.precision), cell.method, cell.k, load, cell.acceptance_length)
+
+
+def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitted:
+    """Fit constants by least squares of log(predicted / measured) on the chosen cells.
+
+    With ``before``, each is drawn towards that machine's by one residual for a factor of two; ``packed_share``, which
+    no machine before has, towards 1.
+    """
+    if "prompt_ms" in names:
+        over = [cell.ttft_s - prompt(one, cell) for cell in one.on if cell.ttft_s is not None]
+        one = one.with_constants({"prompt_ms": 1e3 * max(0.0, statistics.median(over))}, about(one))
+        names = [name for name in names if name != "prompt_ms"]
+    middle = [(before or one).constants[name] for name in names]
+
+    def residuals(logs: Any) -> list[float]:
+        values = dict(zip(names, map(math.exp, logs), strict=True))
+        tried = replace(one, constants=one.constants | values)
+        found = [math.log(tried.predicted(cell) / cell.tokens_per_s) / _NOISE for cell in tried.on]
+        if before is not None:
+            found += [(log - math.log(value)) / _PRIOR for log, value in zip(logs, middle, strict=True)]
+        return found
+
+    top = [0.0 if name in machine.SHARES else 10.0 for name in names]
+    solved = least_squares(
+        residuals,
+        [min(math.log(value), high - 0.1) for value, high in zip(middle, top, strict=True)],
+        bounds=([-10.0] * len(names), top),
+        loss="soft_l1",
+        f_scale=2.0,
+    )
+    values = dict(zip(names, map(math.exp, solved.x), strict=True))
+    return one.with_constants(values, about(one))
+
+
+def about(one: Fitted) -> str:
+    """Return the source of a fitted constant."""
+    return f"fitted on {len(one.on)} of {len(one.cells)} cells (tools/fit_hardware.py, benchmarks/PREDICT.md)"
+
+
+def prompt(one: Fitted, cell: Cell) -> float:
+    """Return the seconds of a pass over a cell's prompts but for ``prompt_ms``."""
+    made = setup(replace(one.machine, prompt_s=0.0), cell.model, cell.precision)
+    return made.prompt(cell.concurrency * cell.prompt_tokens)
+
+
+def carried(one: Fitted, origin: Fitted, names: Iterable[str]) -> Fitted:
+    """Return a machine with constants of another, for which it has no cells."""
+    return one.with_constants({name: origin.constants[name] for name in names}, f"not measured here: {origin.gpu}'s")
+
+
+def fit_factor(one: Fitted, cell: Cell) -> Fitted:
+    """Fit both overheads of a machine's kernels, ``layer_us`` and ``scan_us``, by one factor on one cell."""
+    start = {name: one.constants[name] for name in ("layer_us", "scan_us")}
+
+    def scaled(factor: float) -> Fitted:
+        return replace(one, constants=one.constants | {name: factor * value for name, value in start.items()})
+
+    factor = brentq(lambda factor: scaled(factor).predicted(cell) - cell.tokens_per_s, 0.1, 30)
+    source = f"{factor:.2f} times NVIDIA H200's, the one factor fitted on one of {len(one.cells)} figures"
+    values = {name: factor * value for name, value in start.items()}
+    return replace(one.with_constants(values, f"{source} (benchmarks/PREDICT.md)"), on=(cell,))
+
+
+def text_of(one: Fitted) -> str:
+    """Return a machine's file."""
+    order = [name for name in (machine.SHEET | machine.FITTED) if name in one.constants]
+    constants = {name: {"value": one.constants[name], "source": one.sources[name]} for name in order}
+    content = {"format": machine.FORMAT, "gpu": one.gpu, "constants": constants}
+    return (
+        "# What each constant means: mxq/hardware/machine.py. Fitted ones are written by tools/fit_hardware.py.\n"
+        + str(yaml.safe_dump(content, sort_keys=False, width=118))
+    )
+
+
+if __name__ == "__main__":
+    main()

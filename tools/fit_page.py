@@ -1,0 +1,195 @@
+"""benchmarks/PREDICT.md: predicted against published or measured, for tools/fit_hardware.py."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mxq.hardware import machine
+from mxq.hardware.measured import Cell
+
+if TYPE_CHECKING:
+    from fit_hardware import Fitted
+
+_BOUNDS = {"b200": (0.15, None), "h200": (0.10, 0.25), "mi355x": (None, 0.15)}
+"""Of held-out cells, the errors that were asked for before the model was made: median and worst."""
+
+_HEAD = """\
+# Predicted against published and measured
+
+`python tools/fit_hardware.py`, which also writes the fitted constants into `recipes/hardware/`.
+
+The cells of a machine are sorted by model, precision, method, K, workload and concurrency. Every third one is fitted
+on, the rest is held out; the rule looks at no number. Only constants were fitted so: which terms the model has was
+decided with all cells in view. Errors are predicted tokens per second over those published or measured, less one. The
+bounds were set before there was a model.
+"""
+
+_CONSTANTS = """
+B200 is fitted first. A constant of H200 is drawn towards B200's: a factor of two weighs as much as one cell that is 5
+% off, which decides only while H200's cells are few. MI355X has H200's constants, since both ran vLLM, and one number
+of its own, a factor for `layer_us` and `scan_us`; MI300X has no cells and MI355X's overheads. `matrix_share`, H200's
+rate of MXFP4 and `prompt_ms` are from times to the first token on H200, those of held-out cells too but for
+`prompt_ms`. What constants mean is in `mxq/hardware/machine.py`, the formulas are in `mxq/hardware/cost.py`.
+"""
+
+_B200 = """\
+## NVIDIA B200, SGLang, bf16
+
+Published by z-lab (copies of its model cards), one request and 32, thinking on, at most 4,096 tokens. The cards' own
+acceptance lengths for these cells are not known here. Those of AMD's tables are taken, for the same model, method, K
+and workload: of vLLM, pooled over passes where the cards average over turns, and of a client that turns thinking off
+unless told otherwise, which changes acceptance. So an error here is one of speed and acceptance together. Prompts of
+150 and answers of 2,000 tokens are assumed, and for 35B-A3B the first of its two drafters.
+
+Predicted / published tokens per second, and the error; * fitted on.
+"""
+
+_H200 = """\
+## NVIDIA H200, vLLM 0.25.1
+
+Real shapes with made-up weights, drafts accepted at a rate that is set, 256 prompt and 512 output tokens, all
+requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin. What is not in `benchmarks/results/h200` is a single
+run from before `tools/gpu` was written (`h200-first.json` beside it), and gives way to a cell that is measured.
+"""
+
+_MI355X = """\
+## AMD Instinct MI355X, vLLM with AITER
+
+The four figures of AMD's text in tokens per second, one request; its other throughputs are pictures. It gives no
+workload for the MXFP4 ones: HumanEval's is taken, where most is accepted. The one of MTP is a plateau behind block 8.
+"""
+
+_CHOICE = """
+Which figure is fitted on matters. Errors of all four, by the one chosen:
+"""
+
+_END = """\
+## What the model leaves out
+
+- Tokens of one text prefer the same experts. Here each is sent through any, so verify passes of an MoE are predicted
+  too slow, most so with K 15 and one request.
+- Queues: as many requests are in flight as the concurrency says, all the time and all equally long. The published runs
+  of 128 requests end with fewer.
+- Which kernel was chosen, sizes without a tuned one, and steps that no graph was captured for: one share of the data
+  sheet stands for all matrix products. Marlin is slower at 32 tokens than reading or multiplying alone explains, and
+  what DFlash took on H200 with 32 requests in bf16 nothing here does.
+- Operations of attention, of which only bytes count; the processor's time, but as part of the overheads; communication
+  between GPUs: only one GPU is predicted.
+- MXFP4 activations: no cell with them was fitted on. B200 and MI355X are taken to read packed weights at the share of
+  bandwidth that Marlin reaches on H200.
+"""
+
+
+def page(
+    machines: "Mapping[str, Fitted]", others: "Sequence[Fitted]", speedups: Mapping[str, tuple[float, float]]
+) -> str:
+    """Return the page.
+
+    Args:
+        machines: by name.
+        others: MI355X fitted on each of its figures in turn.
+        speedups: over plain decoding on MI355X, by what they are of: published and predicted.
+    """
+    mi355x = _mi355x(machines["mi355x"], others, speedups)
+    return "\n".join([*_head(machines), *_b200(machines["b200"]), *_h200(machines["h200"]), *mi355x, _END])
+
+
+def _head(machines: "Mapping[str, Fitted]") -> Iterator[str]:
+    yield _HEAD
+    yield from _titles("machine", "cells", "fitted on", "held out: median", "bound", "worst", "bound")
+    for name, bounds in _BOUNDS.items():
+        one = machines[name]
+        errors = [abs(_error(one, cell)) for cell in one.cells if cell not in one.on]
+        pairs = zip((statistics.median(errors), max(errors)), bounds, strict=True)
+        yield _row(
+            one.gpu, len(one.cells), len(one.on), *(text for found, bound in pairs for text in _held(found, bound))
+        )
+    yield "\nFitted constants, and where a machine has no cells for one, another's:\n"
+    yield from _titles("machine", *(f"`{name}`" for name in machine.FITTED))
+    for name, one in machines.items():
+        yield _row(name, *(f"{one.constants[constant]:g}" for constant in machine.FITTED))
+    yield _CONSTANTS
+
+
+def _held(found: float, bound: float | None) -> tuple[str, str]:
+    if bound is None or found <= bound:
+        return f"{found:.1%}", "-" if bound is None else f"{bound:.0%}"
+    return f"{found:.1%}", f"**{bound:.0%}, missed by {100 * (found - bound):.1f} points**"
+
+
+def _b200(one: "Fitted") -> Iterator[str]:
+    yield _B200
+    methods = list(dict.fromkeys((cell.method, cell.k) for cell in one.cells))
+    yield from _titles("model", "c", "workload", *(_method(*method) for method in methods))
+    for row in sorted({(cell.model, cell.concurrency, cell.workload) for cell in one.cells}):
+        mine = {(c.method, c.k): c for c in one.cells if (c.model, c.concurrency, c.workload) == row}
+        yield _row(*row, *(_short(one, mine[method]) for method in methods))
+    yield ""
+    yield from _titles("held out", "cells", "median", "worst")
+    for model, method in sorted({(cell.model, cell.method) for cell in one.cells}):
+        mine_held = [c for c in one.cells if (c.model, c.method) == (model, method) and c not in one.on]
+        errors = [abs(_error(one, cell)) for cell in mine_held]
+        yield _row(f"{model}, {method}", len(errors), f"{statistics.median(errors):.1%}", f"{max(errors):.1%}")
+    yield ""
+
+
+def _h200(one: "Fitted") -> Iterator[str]:
+    yield _H200
+    yield from _long(one, "measured")
+    yield ""
+
+
+def _mi355x(one: "Fitted", others: "Sequence[Fitted]", speedups: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    yield _MI355X
+    yield from _long(one, "published")
+    yield ""
+    yield from _titles("speedup over plain decoding, bf16, one request", "published", "predicted", "error")
+    for what, (published, predicted) in speedups.items():
+        yield _row(what, f"{published:.2f}", f"{predicted:.2f}", f"{predicted / published - 1:+.1%}")
+    yield _CHOICE
+    yield from _titles("fitted on", *map(_name, one.cells))
+    for other in others:
+        yield _row(_name(other.on[0]), *(f"{_error(other, cell):+.1%}" for cell in other.cells))
+    yield ""
+
+
+def _long(one: "Fitted", source: str) -> Iterator[str]:
+    yield from _titles(
+        "model", "precision", "method", "c", "acceptance length", f"{source} tok/s", "predicted", "error", "used"
+    )
+    for cell in one.cells:
+        yield _row(
+            *(cell.model, cell.precision, _method(cell.method, cell.k), cell.concurrency),
+            *(f"{cell.acceptance_length:.3f}", _digits(cell.tokens_per_s), _digits(one.predicted(cell))),
+            *(f"{_error(one, cell):+.1%}", "fitted on" if cell in one.on else "held out"),
+        )
+
+
+def _titles(*names: str) -> Iterator[str]:
+    yield _row(*names)
+    yield "|" + "---|" * len(names)
+
+
+def _row(*values: object) -> str:
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.model} {cell.precision} {_method(cell.method, cell.k)}"
+
+
+def _method(method: str, k: int) -> str:
+    return f"{method}-{k}" if k else method
+
+
+def _short(one: "Fitted", cell: Cell) -> str:
+    rates = f"{_digits(one.predicted(cell))} / {_digits(cell.tokens_per_s)}"
+    return f"{rates}, {_error(one, cell):+.0%}{'*' if cell in one.on else ''}"
+
+
+def _error(one: "Fitted", cell: Cell) -> float:
+    return one.predicted(cell) / cell.tokens_per_s - 1
+
+
+def _digits(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}"
