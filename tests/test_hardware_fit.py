@@ -10,12 +10,13 @@ import fit_hardware
 import pytest
 from fit_hardware import Fitted, every_third, fit, h200_cells, opened, predicted
 
+from mxq.analysis.published import FILE
 from mxq.errors import UsageError
 from mxq.hardware import machine, measured
 from mxq.hardware.measured import Cell
 
 ROOT = Path(__file__).parent.parent
-PUBLISHED: dict[str, Any] = json.loads((ROOT / "tools/gpu/published.json").read_text())
+PUBLISHED: dict[str, Any] = json.loads(FILE.read_text())
 
 
 @pytest.fixture(scope="module")

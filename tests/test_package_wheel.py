@@ -62,6 +62,8 @@ def test_contents(wheel: Path) -> None:
     for recipe in (ROOT / "recipes").glob("*.yaml"):
         assert f"mxq/recipes/{recipe.name}" in names
     assert "mxq/recipes/mxfp4.yaml" in names
+    for hardware in (ROOT / "recipes" / "hardware").glob("*.yaml"):
+        assert f"mxq/recipes/hardware/{hardware.name}" in names
     assert "mxq/py.typed" in names
     assert any(name.startswith("mxq/testbed/") and name.endswith(".safetensors") for name in names)
     assert f"mxq-{mxq.__version__}.dist-info/licenses/LICENSE" in names
@@ -78,6 +80,11 @@ def test_recipes_are_found(run: Run) -> None:
     for recipe in (ROOT / "recipes").glob("*.yaml"):
         plan = json.loads(run("mxq", "plan", "testbed:dense", "--recipe", recipe.stem, "--json"))
         assert any(tensor["action"] == "quantize" for tensor in plan["tensors"])
+
+
+def test_hardware_is_found(run: Run) -> None:
+    found = json.loads(run("mxq", "predict", "testbed:dense", "--hardware", "mi355x", "--json"))
+    assert found["predictions"][0]["tokens_per_s"] > 0
 
 
 def test_the_testbed_is_converted_and_verified(run: Run, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from fit_page import page  # noqa: E402
 
+from mxq.analysis.published import FILE as PUBLISHED  # noqa: E402
 from mxq.hardware import machine, measured  # noqa: E402
 from mxq.hardware.cost import Setup  # noqa: E402
 from mxq.hardware.measured import Cell  # noqa: E402
@@ -83,7 +84,7 @@ def main() -> None:
 
 def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     """Return every machine by name, and MI355X once more for each figure that it could have been fitted on."""
-    published = json.loads((HERE / "gpu" / "published.json").read_text())
+    published = json.loads(PUBLISHED.read_text())
     b200 = fit(opened("b200", measured.b200_cells(published)), SPEED)
     h200 = fit(opened("h200", h200_cells()), (*SPEED, *REST), before=b200)
     start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *REST))
@@ -95,7 +96,7 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
 
 def speedups(mi355x: Fitted) -> dict[str, tuple[float, float]]:
     """Return the two published speedups on MI355X, DFlash with K 15: published and predicted."""
-    published = json.loads((HERE / "gpu" / "published.json").read_text())
+    published = json.loads(PUBLISHED.read_text())
     found = {}
     for model, workload, name in (
         ("Qwen3.5-27B", "math500", "27B best single-request speedup (MATH500, bf16, DFlash 15)"),

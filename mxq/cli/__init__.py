@@ -29,6 +29,7 @@ _VERBS = {
     "doctor": ("doctor", "Say what is installed, set and known to go wrong; read a server's log."),
     "eval": ("eval", "Run targets x methods x budgets x workloads into a run directory."),
     "compare": ("compare", "Say with intervals whether acceptance and speed are preserved."),
+    "predict": ("predict", "Predict speed on other hardware, or project a measured run onto it."),
     "serve": ("serve", "Start vLLM as the published runs did, or print the command."),
 }
 

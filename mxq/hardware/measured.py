@@ -72,7 +72,7 @@ def read_figures(file: Path) -> list[Cell]:
 
 
 def b200_cells(published: dict[str, Any]) -> list[Cell]:
-    """Return the cells of z-lab's cards, in ``tools/gpu/published.json``, sorted.
+    """Return the cells of z-lab's cards, in ``mxq/analysis/published.json``, sorted.
 
     The cards' own acceptance lengths are not among them: these are those of the same model, method, K and workload in
     AMD's tables, measured on vLLM, pooled, and with a client that turns thinking off; the cards have it on.
