@@ -2,9 +2,24 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from mxq.stats import Interval, Margins, Verdict, holm, judge, judge_all, prompts_to_decide, repeats_change
+from mxq.stats import (
+    Band,
+    Interval,
+    Margins,
+    Resampling,
+    Verdict,
+    holm,
+    judge,
+    judge_all,
+    p_outside,
+    prompts_to_decide,
+    repeats_change,
+)
+from mxq.stats.bootstrap import LINEAR, Replicates
+from mxq.stats.intervals import band
 
 
 def over(lower: float, upper: float, estimate: float | None = None, prompts: int = 128) -> Interval:
@@ -64,3 +79,51 @@ def test_prompts_that_would_decide() -> None:
 def test_a_margin_that_is_none_is_refused(margin: float) -> None:
     with pytest.raises(ValueError, match="margin of survival"):
         Margins(survival=margin)
+
+
+def curve(values: list[float], error: float, prompts: int = 100) -> Band:
+    """Return a band around ``values`` from draws that are normal with this error at each position."""
+    drawn = np.array(values) + error * np.random.default_rng(1).standard_normal((2000, len(values)))
+    errors = np.full(len(values), error)
+    made = Replicates(prompts, LINEAR, np.array(values), errors, drawn, np.tile(errors, (2000, 1)))
+    return band(made, Resampling(), (-1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "verdict"),
+    [
+        ([0.0, 0.0, 0.0], 0.001, "preserved"),
+        ([0.0, -0.04, 0.0], 0.001, "degraded"),
+        ([0.04, -0.04, 0.0], 0.001, "degraded"),
+        ([0.0, -0.04, 0.0], 0.02, "undecided"),
+        ([0.04, 0.0, 0.0], 0.001, "improved"),
+        ([0.08, 0.0, 0.0], 0.015, "undecided"),
+    ],
+)
+def test_one_position_degrades_a_curve(values: list[float], error: float, verdict: str) -> None:
+    made = curve(values, error)
+    assert judge(made, 0.02) == verdict
+    assert (p_outside(made, 0.02) <= 0.05) == (verdict in ("degraded", "improved") or max(values) == 0.08)
+    decides = prompts_to_decide(made, 0.02)
+    assert decides
+    assert (decides > 100) == (verdict == "undecided")
+
+
+def test_a_band_is_wider_than_its_positions_intervals() -> None:
+    """Of eight independent normal positions c is 2.73 (Sidak), of one 1.96."""
+    widths = [(made.upper[0] - made.lower[0]) / 2 for made in (curve([0.0] * 8, 0.01), curve([0.0], 0.01))]
+    assert widths == pytest.approx([0.0273, 0.0196], rel=0.05)
+
+
+def test_few_prompts_decide_nothing() -> None:
+    assert judge(curve([-0.2], 0.001, prompts=11), 0.02) is Verdict.UNDECIDED
+    assert p_outside(curve([-0.2], 0.001, prompts=11), 0.02) == 1.0
+    assert judge(curve([-0.2], 0.001, prompts=12), 0.02) is Verdict.DEGRADED
+    assert judge(repeats_change([1.0] * 3, [0.9, 0.901, 0.899]), 0.02) is Verdict.DEGRADED
+
+
+def test_what_does_not_vary_is_certain_only_of_these_prompts() -> None:
+    same = repeats_change([1.0] * 3, [1.0] * 3)
+    assert same.constant
+    assert judge(same, 0.02) is Verdict.PRESERVED
+    assert (p_outside(same, 0.02), same.p_above(-0.02), same.p_below(-0.02)) == (1.0, 0.0, 1.0)
