@@ -31,7 +31,8 @@ _SHOWN = 8
 """As many failed checks are shown one by one."""
 
 POINT_ESTIMATES = (
-    "These are point estimates without intervals: a small difference neither shows a change nor rules one out."
+    "These are point estimates without intervals: a small difference neither shows a change nor rules one out. "
+    "`mxq compare` has intervals and a verdict."
 )
 
 
