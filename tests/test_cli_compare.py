@@ -51,14 +51,36 @@ def test_the_verdict_comes_first_and_what_was_done_last(degraded: Path) -> None:
     assert result.stderr == ""
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Names and numbers as long as they are in practice, and most of it undecided."""
+    path = tmp_path_factory.mktemp("runs") / "wide"
+    names = ("arithmetic", "humaneval")
+    return compared_run(
+        path, losing(0.25), names=names, concurrencies=(1, 8), repeats=2, prompts=100, budgets=(15,)
+    ).path
+
+
 @pytest.mark.parametrize("columns", [80, 120])
-def test_tables_fit_the_terminal_and_hide_nothing(degraded: Path, columns: int) -> None:
-    for more in ([], ["--sweep"], ["--published"]):
-        lines = mxq(degraded, *more, columns=columns).stdout.splitlines()
-        assert max(map(len, lines)) <= columns
-        assert not [line for line in lines if "…" in line]
-    wide = mxq(degraded, columns=columns).stdout
-    assert ("prompts" in next(line for line in wide.splitlines() if line.startswith("workload"))) == (columns == 120)
+def test_tables_fit_the_terminal_and_hide_nothing(degraded: Path, wide: Path, columns: int) -> None:
+    for run in (degraded, wide):
+        for more in ([], ["--sweep"], ["--published"]):
+            lines = mxq(run, *more, columns=columns).stdout.splitlines()
+            assert max(map(len, lines)) <= columns
+            assert not [line for line in lines if "…" in line]
+    text = mxq(wide, columns=columns).stdout
+    titles = [line for line in text.splitlines() if line.startswith("workload")]
+    assert ["prompts" in title for title in titles] == [columns == 120] * 4
+    assert [" i " in title for title in titles] == [False, True, False, False]
+    assert all(line.count("arithmetic") <= 1 for line in text.splitlines())
+    assert "dflash-15" in text
+
+
+def test_a_long_name_is_folded_and_not_cut(tmp_path: Path) -> None:
+    path = compared_run(tmp_path / "run", names=("prompts-of-our-customers-2026-11",)).path
+    flat = "".join(mxq(path).stdout.split())
+    assert "…" not in flat
+    assert all(part in flat for part in ("prompts-of", "2026-11"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The tables of a comparison for a terminal: the verdict first, then what it rests on."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +17,7 @@ from mxq.stats import Interval, Verdict
 
 ALL = "all"
 _WIDE = 110
+_ZERO = re.compile(r"\b0(?=\.)")
 _LABEL = 8
 """As long as a side's name may be to stand above a column; longer ones are explained beside the verdict."""
 
@@ -45,12 +47,10 @@ def show(comparison: Comparison, console: Console) -> None:
     for line in _verdict(comparison):
         console.print(line)
     console.print()
-    for quantity, title in _TITLES.items():
-        rows = [row for row in comparison.rows if row.quantity == quantity]
-        if rows:
-            console.print(Text(f"{title} (margin {_margin(rows[0])})", style="bold"))
-            console.print(row_table(comparison, rows, console.width))
-            console.print()
+    for title, rows in tables(comparison):
+        console.print(Text(title, style="bold"))
+        console.print(row_table(comparison, rows, console.width))
+        console.print()
     if comparison.missing:
         console.print(Text("Without a verdict", style="bold"))
         console.print(missing_table(comparison.missing))
@@ -60,18 +60,36 @@ def show(comparison: Comparison, console: Console) -> None:
     console.print(quoted(done(comparison)))
 
 
+def tables(comparison: Comparison) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the rows of each table with its title: by quantity, and tokens per second by requests in flight."""
+    for quantity, title in _TITLES.items():
+        rows = [row for row in comparison.rows if row.quantity == quantity]
+        numbers = sorted({row.concurrency for row in rows})
+        if quantity != SPEED:
+            if rows:
+                yield f"{title}{_flight(numbers)} (margin {_margin(rows[0])})", rows
+            continue
+        for number in numbers:
+            mine = [row for row in rows if row.concurrency == number]
+            yield f"{title}, {number} in flight (margin {_margin(mine[0])})", mine
+
+
+def _flight(numbers: Sequence[int]) -> str:
+    """Return at how many requests in flight acceptance was compared, where that is not one."""
+    return "" if numbers == [1] else f", {' and '.join(map(str, numbers))} in flight"
+
+
 def row_table(comparison: Comparison, rows: Sequence[Row], width: int) -> Table:
     """Return the rows of one quantity, with the intervals of both sides where there is room."""
     wide = width >= _WIDE
     quantity = rows[0].quantity
-    several = len({row.concurrency for row in rows}) > 1
     base, new = _names(comparison)
     percent = f"{comparison.resampling.confidence * 100:g} %"
     table = empty_table()
-    for name in ("workload", "method-K", *(["in flight"] if several else [])):
-        table.add_column(name, no_wrap=True)
+    table.add_column("workload", overflow="fold")
+    table.add_column("method-K", no_wrap=True)
     if quantity == SURVIVAL:
-        table.add_column("i", justify="right")
+        table.add_column("i", justify="right", no_wrap=True)
     for name in (base, new):
         table.add_column(name, justify="right", no_wrap=True)
         if wide:
@@ -81,12 +99,15 @@ def row_table(comparison: Comparison, rows: Sequence[Row], width: int) -> Table:
     table.add_column("verdict", no_wrap=True)
     table.add_column("prompts" if wide else "n", justify="right", no_wrap=True)
     for row in rows:
-        cells = [row.workload or ALL, row.configuration, *([str(row.concurrency)] if several else [])]
-        cells += [str((row.position or 0) + 1)] if quantity == SURVIVAL else []
+        names = [row.workload or ALL, row.configuration]
+        names += [str((row.position or 0) + 1)] if quantity == SURVIVAL else []
+        numbers = []
         for side in (row.base, row.new):
-            cells += [_value(row, side.estimate), *([_ends(row, side)] if wide else [])]
-        cells += [_relative(row, row.change.estimate), _change_ends(row)]
-        table.add_row(*map(quoted, cells), _shown(comparison, row), _prompts(row, wide))
+            numbers += [_value(row, side.estimate), *([_ends(row, side)] if wide else [])]
+        numbers += [_relative(row, row.change.estimate), _change_ends(row)]
+        if not wide and quantity == SURVIVAL:  # the zeros before the point would cost six columns
+            numbers = [_ZERO.sub("", number) for number in numbers]
+        table.add_row(*map(quoted, (*names, *numbers)), _shown(comparison, row), _prompts(row, wide))
     return table
 
 
@@ -156,7 +177,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             "be chance, and Holm's procedure does not uphold it."
         )
     if any(row.decides for row in comparison.rows):
-        yield "n > N: about N prompts would decide it if the estimate stays, in one case of two."
+        yield "n>N: about N prompts would decide it if the estimate stays, in one case of two."
 
 
 def _names(comparison: Comparison) -> tuple[str, str]:
@@ -196,4 +217,11 @@ def _prompts(row: Row, wide: bool) -> str:
     """Return over how many an interval is, and how many would decide."""
     if row.quantity == SPEED and row.concurrency > 1:
         return f"{row.repeats} repeats" if wide else f"{row.repeats}r"
-    return f"{row.prompts} > {row.decides:,}" if row.decides else str(row.prompts)
+    return f"{row.prompts}>{_about(row.decides)}" if row.decides else str(row.prompts)
+
+
+def _about(count: int) -> str:
+    """Return a number that is an estimate: two digits of it."""
+    if count < 1000:
+        return str(count)
+    return f"{count / 1000:.1f}k" if count < 10_000 else f"{count / 1000:.0f}k"
