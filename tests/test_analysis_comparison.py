@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from compared import compared_run, losing
+from scripted import ScriptedEngine, decode, small_plan
 from served import ServedCell, server_plan
 
 from mxq.analysis.changes import COUNTERS, NO_PARTNER, ONE_PROMPT, ONE_REPEAT
@@ -17,7 +18,10 @@ from mxq.analysis.comparison import Comparison, compare
 from mxq.analysis.rows import Row, together
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Cell, Run, read_run
+from mxq.evaluate import run as measure
+from mxq.evaluate.matrix import TokenizedWorkload
 from mxq.stats import Margins, Resampling, Verdict
+from mxq.workloads import Prompt, Workload
 
 
 def row(found: Comparison, quantity: str, configuration: str = "dflash-3", **place: Any) -> Row:
@@ -240,11 +244,33 @@ def test_two_runs_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
     assert {r.prompts for r in cut.rows} == {20}
 
 
-def test_the_order_of_lines_does_not_matter(tmp_path: Path) -> None:
+def test_prompts_are_paired_by_their_id_and_not_by_their_place(tmp_path: Path) -> None:
     one, two = compared_run(tmp_path / "one", losing(0.2)), compared_run(tmp_path / "two", losing(0.2))
-    for records in two.path.glob("cells/*/records.jsonl"):
+    for records in two.path.glob("cells/mxfp4-*/records.jsonl"):
         records.write_bytes(b"".join(reversed(records.read_bytes().splitlines(keepends=True))))
     assert compare(read_run(two.path)).rows == compare(one).rows
+
+
+def test_turns_of_a_conversation_are_one_prompt(tmp_path: Path) -> None:
+    def talk(number: int) -> tuple[Prompt, ...]:
+        messages = (("user", "1?"), ("user", "2?"))
+        return Prompt(f"t{number}", messages[:1]), Prompt(f"t{number}, turn 2", messages, turn=2)
+
+    prompts = tuple(prompt for number in range(13) for prompt in talk(number))
+    workload = TokenizedWorkload(
+        Workload("talks", prompts, "sha"), tuple((1, 2) if p.turn == 1 else None for p in prompts)
+    )
+    plan = replace(small_plan(budgets=[3]), workloads=(workload,))
+    measure(plan, tmp_path / "run", ScriptedEngine(), decode, lambda messages: list(str(messages).encode()))
+    found = compare(read_run(tmp_path / "run"))
+    assert {r.prompts for r in found.rows} == {13}
+    # A first turn that is lost does not make its second one part of the conversation before.
+    records = next((tmp_path / "run").glob("cells/bf16-dflash-*/records.jsonl"))
+    lines = records.read_bytes().splitlines(keepends=True)
+    records.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[3:]]))
+    left = compare(read_run(tmp_path / "run"))
+    assert {r.prompts for r in left.rows} == {13}
+    assert left.prompts == {"talks": (25, 26)}
 
 
 @pytest.mark.parametrize(
@@ -388,7 +414,7 @@ def test_what_cannot_be_paired_says_what_is_there(tmp_path: Path) -> None:
 def test_a_run_json_that_describes_nothing_is_an_error_in_a_line(tmp_path: Path) -> None:
     one, two = compared_run(tmp_path / "one"), compared_run(tmp_path / "two")
     for change in ({"sampling": 3}, {"drafter": {"spec": "x"}}, {"engine_args": 5}):
-        with pytest.raises(MxqError, match=r"does not describe its run") as caught:
+        with pytest.raises(MxqError, match=r"does not (describe its run|hold what is noted)") as caught:
             compare(one, altered(two, lambda info, change=change: info["definition"].update(change)))  # type: ignore[misc]
         assert "\n" not in caught.value.message
 

@@ -136,6 +136,10 @@ def test_bf16_and_mxfp4_side_by_side(models: Path, tmp_path: Path) -> None:
     assert "mxfp4 over" in result.stdout
     assert "MXFP4 is emulated here" in " ".join(result.stdout.split())
     assert re.search(r"prompts +ar +[\d.]+ +emulated +1\.00x +- +-", result.stdout)
+    compared = mxq("compare", out)
+    assert compared.exit_code == 0, compared.output
+    assert "Verdict: UNDECIDED, mxfp4 against bf16" in compared.stdout  # of three prompts
+    assert "not compared: MXFP4 is emulated here" in " ".join(compared.stdout.split())
     outputs = {}
     for target in ("bf16", "mxfp4"):
         lines = next(out.glob(f"cells/{target}-ar-*/records.jsonl")).read_text().splitlines()

@@ -113,6 +113,8 @@ def compare(
             f"{base_target} of {base.name} is on both sides",
             "choose two targets with --base and --new, or give two runs",
         )
+    runs = (base,) if new is base else (base, new)
+    summaries = [summarise(run) for run in runs]
     sides = side(base, base_target, workloads), side(new, new_target, workloads)
     found = pairs(*sides)
     try:
@@ -123,8 +125,6 @@ def compare(
     kept = [pair for one in found if (pair := aligned(one)) is not None]
     apart = " and ".join(one.name for one in unlike if one.name in _OTHER_SPEED) or None
     made, notes = changes.of_pairs(kept, resampling, apart=apart)
-    runs = (base,) if new is base else (base, new)
-    summaries = [summarise(run) for run in runs]
     withheld = _withheld(summaries)
     rows = judged([one for one in made if isinstance(one, Change)], margins, resampling)
     decided = rows if withheld is None else ()

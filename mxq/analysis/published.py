@@ -14,6 +14,7 @@ from typing import Any
 from mxq.analysis import evidence
 from mxq.analysis.common import cut
 from mxq.analysis.summary import counted
+from mxq.errors import MxqError
 from mxq.evaluate import RecordedCell, Run
 from mxq.stats import Interval, Resampling, acceptance_intervals
 from mxq.workloads import PUBLISHED
@@ -82,9 +83,16 @@ class Beside:
 def beside(run: Run, resampling: Resampling, workloads: Collection[str] = ()) -> Beside:
     """Set a run, or only some workloads of it, beside the published tables.
 
-    Raises MxqError where the run has no results yet.
+    Raises MxqError where the run has no results yet, or is damaged.
     """
     tables: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    try:
+        return _beside(run, tables, resampling, workloads)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MxqError(f"{run.name}: run.json does not describe its run ({error!r})", "start a new run") from None
+
+
+def _beside(run: Run, tables: dict[str, Any], resampling: Resampling, workloads: Collection[str]) -> Beside:
     model, matched = _model(run)
     if model is None:
         return Beside(None, matched, tables["source"], (), ())

@@ -169,14 +169,14 @@ def summarise(run: Run, *, check_answers: bool = False) -> Summary:
     ``check_answers`` runs code that the models wrote, see :mod:`mxq.analysis.answers`.
     """
     cells, prompts = cut(run)
-    greedy = Sampling(**run.info["definition"]["sampling"]).greedy
     verdicts = _verdicts(run, cells) if check_answers else {}
     try:
+        greedy = Sampling(**run.info["definition"]["sampling"]).greedy
         checks = check_run(run, [cell for repeats in cells.values() for cell in repeats.values()])
         summaries = tuple(_summarise_cell(run, place, cells, greedy, verdicts.get(place, ())) for place in cells)
     except (KeyError, TypeError, AttributeError) as error:
         raise MxqError(
-            f"{run.path}: a cell.json does not hold what is noted of a cell ({error!r})", "start a new run"
+            f"{run.path}: run.json or a cell.json does not hold what is noted there ({error!r})", "start a new run"
         ) from None
     return Summary(run, prompts, summaries, tuple(checks))
 

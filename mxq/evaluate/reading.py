@@ -80,12 +80,14 @@ def read_run(path: Path) -> Run:
         if not all(isinstance(warning, str) for warning in info.get("warnings", ())):
             raise TypeError("a warning that is no text")
         prompts = {workload["name"]: workload["prompts"] for workload in info["definition"]["workloads"]}
+        if not all(isinstance(name, str) and type(number) is int for name, number in prompts.items()):
+            raise TypeError("a workload without a name, or a number of prompts")
         whole = info["definition"].get("engine") == VLLM
         cells = tuple(
             _read_cell(path / "cells" / key, Arm(**cell.pop("arm")), cell, info["definition"], whole)
             for key, cell in copy.deepcopy(info["cells"]).items()
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MxqError(f"{path}/run.json is not a run's description ({error!r})", "start a new run") from None
     return Run(path, info, prompts, cells, str(path))
 
