@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from published_shapes import setup
 
 from mxq.errors import MxqError, UsageError
 from mxq.hardware.acceptance import of_length, of_survival
 from mxq.hardware.cost import PARTS, Setup, experts_touched
-from mxq.hardware.memory import check, fits, need
+from mxq.hardware.memory import fits, need, running
 from mxq.hardware.predict import Load, predict, tokens_per_s
 
 NAMES = ("Qwen3.5-27B", "Qwen3.5-35B-A3B")
@@ -69,7 +69,6 @@ def test_drafts_that_are_never_accepted_never_gain(
     one: Setup, method: str, k: int, concurrency: int, context: int
 ) -> None:
     load = Load(concurrency, context)
-    assume(fits(one, method, k, concurrency, context))
     made = predict(one, method, load, of_length(1, k))
     assert made.speedup_same < 1
     assert made.break_even is not None
@@ -176,19 +175,43 @@ def test_survival_that_cannot_be_is_refused(shares: list[float], message: str) -
 
 
 def test_a_model_that_does_not_fit_says_by_how_much_and_where_it_does() -> None:
-    one = replace(SETUPS["Qwen3.5-35B-A3B", "bf16"])
+    one = SETUPS["Qwen3.5-35B-A3B", "bf16"]
     small = replace(one, machine=replace(one.machine, memory=50e9))
-    needed = need(small, "dflash", 15, 8, 4096)
+    needed = need(small, "dflash", 15, 1, 4096)
     assert needed.target == one.target.weight_bytes()
     over = (needed.total - 45e9) / 1e9
-    with pytest.raises(MxqError, match=rf"is {over:.2f} GB too small: 71.90 GB of weights.*; it fits with TP 2"):
-        check(small, "dflash", 15, 8, 4096)
-    assert fits(small, "dflash", 15, 8, 4096, tp=2)
+    with pytest.raises(
+        MxqError, match=rf"is {over:.2f} GB too small for one request: 72.85 GB of .*; it fits with TP 2"
+    ):
+        predict(small, "dflash", Load(8, 4096), of_length(3, 15))
+    assert fits(small, "dflash", 15, 1, 4096, tp=2)
     tiny = replace(one, machine=replace(one.machine, memory=1e9))
     with pytest.raises(MxqError, match="does not with TP 64 either"):
-        check(tiny, "ar", 0, 1, 100)
+        predict(tiny, "ar", Load(1, 100), None)
     # Snapshots are K + 1 states for each request; plain decoding keeps one.
     assert need(one, "mtp", 15, 8, 10).state == 16 * need(one, "ar", 0, 8, 10).state
+
+
+@given(setups, methods, budgets, concurrencies, contexts)
+def test_as_many_run_as_fit(one: Setup, method: str, k: int, concurrency: int, context: int) -> None:
+    most = running(one, method, k, concurrency, context)
+    assert 1 <= most <= concurrency
+    assert fits(one, method, k, most, context)
+    assert most == concurrency or not fits(one, method, k, most + 1, context)
+    made = predict(one, method, Load(concurrency, context), of_length(2, k))
+    assert made.running == most
+    assert made.tokens_per_s == predict(one, method, Load(most, context), of_length(2, k)).tokens_per_s
+
+
+def test_requests_that_find_no_room_wait_for_the_others() -> None:
+    one = SETUPS["Qwen3.5-27B", "bf16"]
+    load = Load.of_request(32, 256, 512)
+    assert running(one, "dflash", 15, 32, load.longest) == 30
+    seconds_of = {n: n * 512 / tokens_per_s(one, "dflash", 15, Load.of_request(n, 256, 512), 9) for n in (30, 2)}
+    assert tokens_per_s(one, "dflash", 15, load, 9) == pytest.approx(32 * 512 / sum(seconds_of.values()))
+    made = predict(one, "dflash", load, of_length(9, 15))
+    assert made.break_even is not None
+    assert predict(one, "dflash", load, of_length(made.break_even, 15)).speedup_same == pytest.approx(1)
 
 
 def test_bf16_that_does_not_fit_is_no_baseline() -> None:

@@ -10,9 +10,9 @@ import yaml
 from mxq.errors import UsageError
 from mxq.hardware import machine
 
-SHEETS = {  # data sheets: memory GB, bandwidth TB/s, dense bf16 and MXFP4 TFLOP/s
-    "b200": (180, 8.0, 2250, 9000),
-    "h200": (141, 4.8, 989, None),
+SHEETS = {  # data sheets: memory GiB, bandwidth TB/s, dense bf16 and MXFP4 TFLOP/s
+    "b200": (178.4, 8.0, 2250, 9000),
+    "h200": (139.8, 4.8, 989, None),
     "mi300x": (192, 5.3, 1307.4, None),
     "mi355x": (288, 8.0, 2516.6, 10066.3),
 }
@@ -27,7 +27,7 @@ def test_files_that_come_with_mxq(name: str) -> None:
     found = machine.load(name)
     gpu, constants, sources = machine.read(machine.directory() / f"{name}.yaml")
     memory, bandwidth, bf16, mxfp4 = SHEETS[name]
-    assert (constants["memory_gb"], constants["bandwidth_tb_s"], constants["matrix_bf16_tflops"]) == (
+    assert (constants["memory_gib"], constants["bandwidth_tb_s"], constants["matrix_bf16_tflops"]) == (
         *(memory, bandwidth, bf16),
     )
     assert found.gpu == gpu

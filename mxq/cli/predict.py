@@ -248,12 +248,18 @@ def show_predictions(name: str, setup: "Setup", predicted: Sequence["Prediction"
     )
     for one in predicted:
         rest = [_times(one.speedup_bf16)]
-        if one.break_even is not None and one.best_k is not None:
-            reach = f"{one.break_even:.2f}" if one.break_even <= one.k + 1 else f"none up to {one.k + 1}"
+        if one.best_k is not None:
+            reached = one.break_even is not None and one.break_even <= one.k + 1
+            reach = f"{one.break_even:.2f}" if reached else f"none up to {one.k + 1}"
             rest = [_times(one.speedup_same), *rest, reach, f"{one.best_k[0]} ({one.best_k[1]:.0f} tok/s)"]
-        rates = [f"{one.tokens_per_s:.1f}", f"{one.tokens_per_s / one.load.concurrency:.1f}", f"{1e3 * one.step_s:.2f}"]
+        rates = [f"{one.tokens_per_s:.1f}", f"{one.tokens_per_s / one.running:.1f}", f"{1e3 * one.step_s:.2f}"]
         shown.add_row(str(one.load.concurrency), *rates, *rest, size(round(one.memory.total)))
     show(shown)
+    for one in predicted:
+        if one.running < one.load.concurrency:
+            click.echo(
+                f"of {one.load.concurrency} requests, memory has room for {one.running} at once: the others wait"
+            )
     click.echo("\nWhere the time of a step goes, ms:\n")
     _show_parts(predicted)
     if assumed:

@@ -14,7 +14,7 @@ from mxq.errors import UsageError
 
 FORMAT = 1
 SHEET = {
-    "memory_gb": 1e9,
+    "memory_gib": 2.0**30,
     "bandwidth_tb_s": 1e12,
     "matrix_bf16_tflops": 1e12,
     "matrix_mxfp4_tflops": 1e12,
@@ -73,7 +73,7 @@ class Machine:
         return cls(
             name=name,
             gpu=gpu,
-            memory=value["memory_gb"],
+            memory=value["memory_gib"],
             bandwidth=value["bandwidth_tb_s"] * value["bandwidth_share"],
             bf16=value["matrix_bf16_tflops"] * matrix,
             mxfp4=None if packed is None else packed * matrix,

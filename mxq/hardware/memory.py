@@ -1,4 +1,7 @@
-"""Whether a model fits a machine, and on how many GPUs it does."""
+"""Whether a model fits a machine, for how many requests at once, and on how many GPUs if it does not.
+
+What an engine takes for activations and graphs is not counted.
+"""
 
 from dataclasses import dataclass
 
@@ -54,24 +57,28 @@ def fits(setup: Setup, method: str, k: int, concurrency: int, tokens: float, tp:
     return need(setup, method, k, concurrency, tokens, tp).total <= UTILIZATION * setup.machine.memory
 
 
-def check(setup: Setup, method: str, k: int, concurrency: int, tokens: float) -> Need:
-    """Return what one GPU holds.
+def running(setup: Setup, method: str, k: int, concurrency: int, tokens: float) -> int:
+    """Return how many of ``concurrency`` requests one GPU has room for at once; the others wait.
 
     Raises:
-        MxqError: that is more than it has; says by how much, and with which TP it would fit.
+        MxqError: not even one; says by how much, and with which TP it would fit.
     """
-    room = UTILIZATION * setup.machine.memory
-    needed = need(setup, method, k, concurrency, tokens)
-    if fits(setup, method, k, concurrency, tokens):
-        return needed
-    over = size(round(needed.total - room))
+    if not fits(setup, method, k, 1, tokens):
+        raise _too_small(setup, method, k, tokens)
+    none, one = (need(setup, method, k, requests, tokens).total for requests in (0, 1))
+    return min(concurrency, int((UTILIZATION * setup.machine.memory - none) / (one - none)))
+
+
+def _too_small(setup: Setup, method: str, k: int, tokens: float) -> MxqError:
+    room, needed = UTILIZATION * setup.machine.memory, need(setup, method, k, 1, tokens)
     tp = 2
-    while tp <= _MOST_TP and not fits(setup, method, k, concurrency, tokens, tp):
+    while tp <= _MOST_TP and not fits(setup, method, k, 1, tokens, tp):
         tp *= 2
     gpus = f"it fits with TP {tp}" if tp <= _MOST_TP else f"it does not with TP {_MOST_TP} either"
-    raise MxqError(
-        f"{setup.machine.gpu} is {over} too small: {size(round(needed.target))} of weights, "
-        f"{size(round(needed.drafter))} of drafter, {size(round(needed.kv + needed.state))} of K/V and states, and "
-        f"{size(round(room))} of room ({UTILIZATION:.0%} of its memory)",
-        f"{gpus}, which is not predicted; or give mxfp4, fewer requests, or a shorter context",
+    return MxqError(
+        f"{setup.machine.gpu} is {size(round(needed.total - room))} too small for one request: "
+        f"{size(round(needed.target + needed.drafter))} of weights{', the drafter among them' * bool(needed.drafter)}, "
+        f"{size(round(needed.kv + needed.state))} of K/V and states, and {size(round(room))} of room "
+        f"({UTILIZATION:.0%} of its memory)",
+        f"{gpus}, which is not predicted; or give mxfp4, a shorter context or a smaller K",
     )

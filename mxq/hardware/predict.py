@@ -1,12 +1,13 @@
 """Tokens per second, speedups, the best budget and the break-even acceptance, from the time of a step."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mxq.errors import UsageError
 from mxq.hardware.acceptance import Accepted
 from mxq.hardware.cost import Parts, Setup
-from mxq.hardware.memory import Need, check, fits
+from mxq.hardware.memory import Need, fits, need, running
 from mxq.hardware.shape import BF16
 
 
@@ -47,9 +48,11 @@ class Prediction:
         tokens_per_s: output tokens of all requests per second.
         speedup_same, speedup_bf16: over plain decoding of the same target, and of the bf16 one, at this concurrency;
             the second is None where bf16 does not fit.
-        break_even: acceptance length from which it is faster than plain decoding of the same target; None for that.
+        break_even: acceptance length from which it is faster than plain decoding of the same target; None for that,
+            and where none is.
         best_k: budget with the most tokens per second of those up to ``k``, and these; None for plain decoding.
-        memory: what one GPU holds.
+        running: requests that memory has room for at once; a step is one of so many.
+        memory: what one GPU holds with these.
     """
 
     method: str
@@ -62,6 +65,7 @@ class Prediction:
     speedup_bf16: float | None
     break_even: float | None
     best_k: tuple[int, float] | None
+    running: int
     memory: Need
 
     @property
@@ -84,6 +88,7 @@ class Prediction:
             "best_k": None if self.best_k is None else {"k": self.best_k[0], "tokens_per_s": self.best_k[1]},
             "step_s": self.step_s,
             "parts_s": self.parts,
+            "running": self.running,
             "memory_bytes": self.memory.total,
         }
 
@@ -108,15 +113,30 @@ def check_setup(setup: Setup, method: str, k: int) -> None:
 def tokens_per_s(setup: Setup, method: str, k: int, load: Load, acceptance_length: float) -> float:
     """Return output tokens of all requests per second.
 
-    Where lengths of requests are given, it is over their whole time: a pass over the prompts, which gives the first
+    Requests that find no room in memory wait. Where lengths are given, all requests are sent at once, and it is over
+    the time until the last one ends: for each group that runs at once a pass over its prompts, which gives the first
     token of each, and steps until the last.
+
+    Raises:
+        MxqError: not even one request fits the machine's memory.
     """
-    step = sum(setup.step(method, k, load.concurrency, load.context).values())
+    most = running(setup, method, k, load.concurrency, load.longest)
     if load.output_tokens is None:
-        return load.concurrency * acceptance_length / step
+        return most * acceptance_length / _step_s(setup, method, k, most, load.context)
     steps = (load.output_tokens - 1) / acceptance_length
-    whole = setup.prompt(load.concurrency * load.prompt_tokens) + steps * step
+    groups, rest = divmod(load.concurrency, most)
+    whole = 0.0
+    for count, requests in ((groups, most), (1, rest)):
+        if requests:
+            one = setup.prompt(requests * load.prompt_tokens) + steps * _step_s(
+                setup, method, k, requests, load.context
+            )
+            whole += count * one
     return load.concurrency * load.output_tokens / whole
+
+
+def _step_s(setup: Setup, method: str, k: int, requests: int, context: float) -> float:
+    return sum(setup.step(method, k, requests, context).values())
 
 
 def predict(setup: Setup, method: str, load: Load, accepted: Accepted | None) -> Prediction:
@@ -128,11 +148,11 @@ def predict(setup: Setup, method: str, load: Load, accepted: Accepted | None) ->
     """
     k = 0 if accepted is None else accepted.k
     check_setup(setup, method, k)
-    memory = check(setup, method, k, load.concurrency, load.longest)
+    requests = running(setup, method, k, load.concurrency, load.longest)
     length = 1.0 if accepted is None else accepted.length(k)
     rate = tokens_per_s(setup, method, k, load, length)
-    parts = setup.step(method, k, load.concurrency, load.context)
-    plain = setup.step("ar", 0, load.concurrency, load.context)
+    parts = setup.step(method, k, requests, load.context)
+    plain = tokens_per_s(setup, "ar", 0, load, 1)
     wide = replace(setup, packed=BF16)
     best = None
     if accepted is not None:
@@ -147,11 +167,17 @@ def predict(setup: Setup, method: str, load: Load, accepted: Accepted | None) ->
         acceptance_length=length,
         parts=parts,
         tokens_per_s=rate,
-        speedup_same=rate / tokens_per_s(setup, "ar", 0, load, 1),
-        speedup_bf16=rate / tokens_per_s(wide, "ar", 0, load, 1)
-        if fits(wide, "ar", 0, load.concurrency, load.longest)
-        else None,
-        break_even=None if accepted is None else sum(parts.values()) / sum(plain.values()),
+        speedup_same=rate / plain,
+        speedup_bf16=rate / tokens_per_s(wide, "ar", 0, load, 1) if fits(wide, "ar", 0, 1, load.longest) else None,
+        break_even=None if accepted is None else _break_even(setup, method, k, load, plain),
         best_k=best,
-        memory=memory,
+        running=requests,
+        memory=need(setup, method, k, requests, load.longest),
     )
+
+
+def _break_even(setup: Setup, method: str, k: int, load: Load, plain: float) -> float | None:
+    """Return the length at which a rate is ``plain``: the time per token is what no length shortens, and the rest."""
+    fixed = 1 / tokens_per_s(setup, method, k, load, math.inf)
+    rest = 1 / tokens_per_s(setup, method, k, load, 1) - fixed
+    return rest / (1 / plain - fixed) if 1 / plain > fixed else None
