@@ -8,7 +8,12 @@ import nbformat
 import pytest
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-FIGURES = {"01_dflash_on_mxfp4.ipynb": 2, "02_aiter_layouts.ipynb": 5, "03_throughput.ipynb": 3}
+FIGURES = {
+    "01_dflash_on_mxfp4.ipynb": 2,
+    "02_aiter_layouts.ipynb": 5,
+    "03_throughput.ipynb": 3,
+    "05_where_the_time_goes.ipynb": 5,
+}
 
 
 def test_all_notebooks_are_tested_and_committed_without_outputs() -> None:
