@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from browser import chromium
 from conversion import convert
 from decoding import Models
 from hub import Hub, running
@@ -33,7 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what needs the real vLLM where it is not installed; in CI it must be."""
+    """Leave out what needs the real vLLM, or a browser, where it is not installed; in CI it must be."""
+    if item.get_closest_marker("browser") and chromium() is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("Chromium is not installed here")
+        pytest.skip("Chromium is not installed here: bash tools/test.sh --all")
     if item.get_closest_marker("vllm") and importlib.util.find_spec("vllm") is None:
         if os.environ.get("CI") == "true":
             pytest.fail("vLLM is not installed here")

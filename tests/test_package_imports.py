@@ -28,7 +28,8 @@ LAYERS = [
     {"__main__"},
 ]
 STRANGERS = {frozenset({"convert", "evaluate"})}  # they meet in files only
-HEAVY = {"huggingface_hub", "llvmlite", "matplotlib", "numpy", "rich", "safetensors", "scipy", "torch", "transformers"}
+HEAVY = {"huggingface_hub", "jinja2", "llvmlite", "matplotlib", "numpy", "rich", "safetensors", "scipy", "torch"}
+HEAVY |= {"transformers"}
 
 
 def imported_modules(source: Path) -> Iterator[str]:

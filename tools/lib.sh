@@ -37,7 +37,7 @@ find_python() {
     "on Debian and Ubuntu: apt-get install python3.11 python3.11-venv; or say where it is: PYTHON=/path/to/python3.11"
 }
 
-# install_mxq EXTRA: make .venv hold mxq[EXTRA] (plot, or dev which contains it), at once if it already does.
+# install_mxq EXTRA: make .venv hold mxq[EXTRA] (report, or dev which contains it), at once if it already does.
 install_mxq() {
   local extra=$1 wanted held python
   wanted="$(cd "$ROOT" && { pwd && cat pyproject.toml tools/constraints.txt tools/lib.sh mxq/__init__.py; } | sha256sum)"
@@ -59,6 +59,17 @@ install_mxq() {
   "$VENV/bin/python" -m pip install --constraint "$ROOT/tools/constraints.txt" \
     --no-build-isolation --editable "$ROOT[$extra]" >&2
   printf '%s\n' "$wanted" >"$VENV/.mxq-$extra"
+}
+
+# install_browser: have Chromium, whose package only root can install; in vain where this is no Debian or Ubuntu.
+install_browser() {
+  local name
+  for name in chromium chromium-browser google-chrome; do
+    ! command -v "$name" >/dev/null || return 0
+  done
+  [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null || return 1
+  say "Installing Chromium"
+  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium; } >&2
 }
 
 # install_vllm: make .venv-vllm hold mxq and vLLM's build for processors, at once if it already does.

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Install what the tests need into .venv, then run every check: ruff, mypy, pytest (the notebooks are among its tests).
-# With --all, tests of the real vLLM run in .venv-vllm. Where it cannot be installed they are left out, and fail in CI.
+# With --all, tests of the real vLLM run in .venv-vllm, and pages are looked at in Chromium. Where one of these cannot be
+# installed its tests are left out, and fail in CI.
 #
 #   bash tools/test.sh          the fast tests
-#   bash tools/test.sh --all    also those marked slow or vllm, as CI does (CI=true means --all)
+#   bash tools/test.sh --all    also those marked slow, browser or vllm, as CI does (CI=true means --all)
 #   bash tools/test.sh [--all] tests/test_x.py -k name ...    pytest's own arguments
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -35,6 +36,11 @@ tests() {
   "$@" ${arguments[@]+"${arguments[@]}"} || code=$?
   [[ $code -eq 0 || ($code -eq 5 && ${#arguments[@]} -gt 0) ]]
 }
+
+if [[ ${#select[@]} -gt 0 ]] && ! install_browser; then
+  say "Left out, since Chromium cannot be installed here: the tests marked browser"
+  [[ "${CI:-}" != true ]] || failed+=("the installation of Chromium")
+fi
 
 cd "$ROOT"
 check ruff check mxq tests tools notebooks

@@ -30,6 +30,7 @@ _VERBS = {
     "eval": ("eval", "Run targets x methods x budgets x workloads into a run directory."),
     "compare": ("compare", "Say with intervals whether acceptance and speed are preserved."),
     "predict": ("predict", "Predict speed on other hardware, or project a measured run onto it."),
+    "report": ("report", "Write what runs say as one page, with verdict, tables and pictures."),
     "serve": ("serve", "Start vLLM as the published runs did, or print the command."),
 }
 

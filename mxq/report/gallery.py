@@ -33,7 +33,7 @@ def acceptance_vs_k(summary: Summary, intervals: Intervals = NOTHING) -> Picture
         for method in ("dflash", "mtp"):
             for target in summary.targets:
                 points = [
-                    _point(cell.arm.num_speculative_tokens, cell.acceptance.pooled, intervals.of(cell).pooled)
+                    point(cell.arm.num_speculative_tokens, cell.acceptance.pooled, intervals.of(cell).pooled)
                     for cell in summary.lowest
                     if (cell.workload, cell.arm.target, cell.arm.method) == (workload, target, method)
                     and cell.acceptance
@@ -61,7 +61,7 @@ def survival(summary: Summary, configuration: str, intervals: Intervals = NOTHIN
             if cell and cell.acceptance:
                 known = intervals.of(cell).survival
                 points = [
-                    _point(i + 1, share, known.at(i) if known else None)
+                    point(i + 1, share, known.at(i) if known else None)
                     for i, share in enumerate(cell.acceptance.survival)
                 ]
                 curves.append(_curve(target, target, points, "-", _OF_TARGETS[target], band=True))
@@ -88,7 +88,7 @@ def conditional(summary: Summary, configuration: str, intervals: Intervals = NOT
             if cell and cell.acceptance and cell.acceptance.conditional:
                 known = intervals.of(cell).conditional
                 points = [
-                    _point(i + 1, share, known[i] if known else None)
+                    point(i + 1, share, known[i] if known else None)
                     for i, share in enumerate(cell.acceptance.conditional)
                     if share is not None
                 ]
@@ -269,7 +269,7 @@ def _by_arm(
     return _drawn(panels)
 
 
-def _point(x: float, y: float, known: Interval | None) -> Point:
+def point(x: float, y: float, known: Interval | None) -> Point:
     """Return a value with its interval; one that reaches to infinity is none."""
     return Point(x, y) if known is None or not known.bounded else Point(x, y, known.lower, known.upper)
 

@@ -46,13 +46,19 @@ def latency_tables(summary: Summary) -> Iterator[tuple[str, Table]]:
                 yield title, _latencies(summary, target, at)
 
 
-def kernel_table(summary: Summary) -> Table | None:
-    """Return what each arm's server said it computes with, None for a run without servers."""
+def kernels(summary: Summary) -> Mapping[tuple[tuple[str, str], ...], Sequence[str]]:
+    """Return what servers said they compute with, as pairs of words, and the arms of each; empty without servers."""
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for cell in summary.run.cells:
         if isinstance(server := cell.facts.get("server"), Mapping):
             arms = found.setdefault(_computing(server, cell.arm.target), [])
             arms += [cell.arm.label] if cell.arm.label not in arms else []
+    return found
+
+
+def kernel_table(summary: Summary) -> Table | None:
+    """Return what each arm's server said it computes with, None for a run without servers."""
+    found = kernels(summary)
     if not found:
         return None
     table = empty_table()

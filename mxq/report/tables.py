@@ -35,7 +35,7 @@ def show(summary: Summary, console: Console) -> None:
         if table.row_count:
             console.print(table)
         console.print()
-    for note in _notes(summary):
+    for note in notes(summary):
         console.print(quoted(note))
 
 
@@ -185,7 +185,8 @@ def answers_table(summary: Summary) -> Table:
     return table
 
 
-def _notes(summary: Summary) -> Iterator[str]:
+def notes(summary: Summary) -> Iterator[str]:
+    """Yield what the tables do not say: what is missing, cut, counted otherwise or not shown, and why."""
     for workload, (used, total) in summary.prompts.items():
         if used < total:
             yield f"Not complete: {workload} with {used} of {total} prompts so far."
