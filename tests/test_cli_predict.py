@@ -16,7 +16,7 @@ from mxq.cli import main
 from mxq.hardware.acceptance import of_length
 from mxq.hardware.predict import Load, predict
 
-DENSE = ("--architecture", ARCHITECTURES / "Qwen3.5-27B.json")
+DENSE: tuple[str, Path] = ("--architecture", ARCHITECTURES / "Qwen3.5-27B.json")
 MOE = ("--architecture", ARCHITECTURES / "Qwen3.5-35B-A3B.json")
 DRAFTER = ("--drafter", ARCHITECTURES / "Qwen3.5-27B-DFlash.json")
 MI355X = ("--hardware", "mi355x")
@@ -160,6 +160,8 @@ MTP = ("--spec", "mtp", "-k", "3")
         ((*DENSE, *DRAFTER, *MI355X, "--spec", "dflash", "-k", "16", "--acceptance", "3"), 2, "a drafter of block 16"),
         ((*DENSE, "--hardware", "mi300x", "--precision", "mxfp4"), 2, "MI300X has no kernel for MXFP4"),
         ((*DENSE, *MI355X, "--concurrency", "0"), 2, "'0' is not a list of requests in flight"),
+        ((*DENSE, *MI355X, "--concurrency", "9" * 5000), 2, "is not a list of requests in flight"),
+        (("--run", "example:none", *MI355X), 2, "there is no recorded run 'example:none'"),
         ((*DENSE, *MI355X, "--prompt-tokens", "5"), 2, "prefill needs both"),
         ((*DENSE, *MI355X, "--prompt-tokens", "5", "--output-tokens", "5", "--context", "5"), 2, "--context beside"),
         ((*DENSE, "testbed:dense", *MI355X), 2, "give one of MODEL and --architecture"),
@@ -197,6 +199,20 @@ def test_the_model_that_does_not_fit_does_on_more() -> None:
     refused = invoke("--architecture", ARCHITECTURES / "Qwen3.5-397B-A17B.json", *MI355X, code=1)
     assert "  -> it fits with TP 4" in refused.stderr
     assert invoke("--architecture", ARCHITECTURES / "Qwen3.5-397B-A17B.json", *MI355X, "--precision", "mxfp4").stdout
+
+
+def test_a_testbed_has_its_own_drafter() -> None:
+    shown = invoke("testbed:moe", *MI355X, "--spec", "dflash", "-k", "7", "--acceptance", "3").stdout
+    assert "testbed:moe, bf16, dflash K 7" in shown
+
+
+def test_a_model_quantized_otherwise_is_not_taken_for_bf16(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    raw = json.loads(DENSE[1].read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    file.write_text(json.dumps(raw))
+    refused = invoke("--architecture", file, *MI355X, code=2)
+    assert "its quantization is not MXFP4" in refused.stderr
+    assert as_json("--architecture", file, *MI355X, "--precision", "mxfp4")["precision"] == "mxfp4"
 
 
 def test_requests_without_room_are_said_to_wait() -> None:

@@ -93,6 +93,13 @@ def test_a_config_without_sizes_is_named(change: dict[str, Any], message: str) -
         target_shape(broken, "m")
 
 
+def test_more_experts_per_token_than_there_are_is_named() -> None:
+    broken = config("Qwen3.5-35B-A3B")
+    broken["text_config"]["num_experts"] = 4
+    with pytest.raises(UsageError, match="m: a token takes 8 of 4 experts"):
+        target_shape(broken, "m")
+
+
 def test_a_drafter_that_is_none_is_named() -> None:
     with pytest.raises(UsageError, match=r"m: config\.json has no dflash_config"):
         drafter_shape({}, "m")

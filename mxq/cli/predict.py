@@ -1,6 +1,7 @@
 """``mxq predict``: how fast a configuration would be on hardware that is not here."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         try:
             return tuple(float(part) for part in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of numbers; write it as 0.9,0.8,0.7", param, ctx)
+            self.fail(f"{value!r:.40} is not a list of numbers; write it as 0.9,0.8,0.7", param, ctx)
 
 
 class _Counts(click.ParamType[tuple[int, ...]]):
@@ -62,8 +63,8 @@ class _Counts(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         parts = value.split(",")
-        if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 20 for part in parts):
-            self.fail(f"{value!r} is not a list of requests in flight; write it as 1,8,32", param, ctx)
+        if not all(re.fullmatch(r"[0-9]{1,6}", part) and int(part) for part in parts):
+            self.fail(f"{value!r:.40} is not a list of requests in flight; write it as 1,8,32", param, ctx)
         return tuple(sorted({int(part) for part in parts}))
 
 
@@ -97,13 +98,7 @@ class _Counts(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--survival", type=_Numbers(), metavar="S,S", help="In its place: shares of passes that accept 1, 2, ... K."
 )
-@click.option(
-    "--run",
-    "run_path",
-    type=click.Path(path_type=Path),
-    metavar="RUN",
-    help="Acceptance of the arms of a measured run.",
-)
+@click.option("--run", metavar="RUN", help="Project the arms of a measured run, with the acceptance that they had.")
 @click.option(
     "--concurrency", type=_Counts(), metavar="N,N", help="Requests in flight.  [default: 1,8,32; with --run, its own]"
 )
@@ -121,7 +116,7 @@ def command(
     architecture: Path | None,
     hardware: str,
     precision: str | None,
-    run_path: Path | None,
+    run: str | None,
     drafter: str | None,
     concurrency: tuple[int, ...] | None,
     context: int | None,
@@ -139,15 +134,17 @@ def command(
 
     on = machine.load(hardware)
     load = _load(context, prompt_tokens, output_tokens)
-    if run_path is not None:
+    if run is not None:
         from mxq.cli import projection
 
         _refuse_beside_run(precision=precision, **options)
-        projection.show(run_path, on, model, architecture, drafter, concurrency, load, as_json)
+        projection.show(run, on, model, architecture, drafter, concurrency, load, as_json)
         return
     method, accepted = _accepted(**options)
     if drafter is not None and method != "dflash":
         raise UsageError(f"a drafter with {method}", "only --spec dflash takes one")
+    if method == "dflash" and drafter is None and model is not None and model.startswith("testbed:"):
+        drafter = f"{model}-dflash"
     setup = _setup(on, model, architecture, precision, drafter)
     from mxq.hardware.predict import Load, predict
 

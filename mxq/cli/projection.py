@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show(
-    path: Path,
+    run: str,
     on: "Machine",
     model: str | None,
     architecture: Path | None,
@@ -29,14 +29,14 @@ def show(
     load: "Load | None",
     as_json: bool,
 ) -> None:
-    """Print the projection of a run directory; raises UsageError and MxqError as the command line shows them."""
+    """Print the projection of a run; raises UsageError and MxqError as the command line shows them."""
     from mxq.analysis import summarise
     from mxq.analysis.projection import project
-    from mxq.evaluate import read_run
+    from mxq.evaluate.recorded import read
 
     if model is not None and architecture is not None:
         raise UsageError("MODEL and --architecture are both given", "leave one out")
-    summary = summarise(read_run(path))
+    summary = summarise(read(run))
     setups = {target: _setup(summary, target, on, architecture or model, drafter) for target in summary.targets}
     projected = project(summary, setups, concurrency, load)
     accepting = summary.run.info["definition"]["targets"]
@@ -47,7 +47,7 @@ def show(
             json.dumps(
                 {
                     "kind": "projection",
-                    "run": str(path),
+                    "run": run,
                     "acceptance_of": names,
                     "model": of,
                     "hardware": on.name,
@@ -60,7 +60,7 @@ def show(
         )
         return
     click.echo(f"Projection, nothing was run there: speed of {of} on one {on.gpu},")
-    click.echo(f"with the acceptance of {names} as measured in {path}\n")
+    click.echo(f"with the acceptance of {names} as measured in {run}\n")
     _show(projected)
     click.echo("\nProjected numbers are predictions: benchmarks/PREDICT.md says how far such were from measured ones.")
 

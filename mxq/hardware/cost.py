@@ -10,8 +10,9 @@ groups, states and overheads are added, since one waits for the other::
     K/V        B context bytes of a token, in layers of full attention
     state      of gated DeltaNets, read and written once by each sequence
     snapshots  a verify pass writes the state behind each of its K + 1 tokens, to go back to where drafts were accepted:
-               max(scan, B bytes / (bandwidth snapshot_share)) for each token and layer. vLLM does so
-               (``fla/ops/fused_recurrent.py``), SGLang too (``intermediate_ssm_state_cache``).
+               max(scan, B bytes / (bandwidth snapshot_share)) for each token and layer. vLLM 0.32 does so
+               (``third_party/flash_linear_attention/ops/fused_recurrent.py``), and SGLang
+               (``intermediate_ssm_state_cache`` of ``mem_cache/memory_pool.py``).
     overhead   for each layer and for each of the drafter's passes
 """
 

@@ -1,6 +1,7 @@
 """Whether a model fits a machine, for how many requests at once, and on how many GPUs if it does not.
 
-What an engine takes for activations and graphs is not counted.
+With speculation a request has K + 1 states of each gated DeltaNet, as in vLLM 0.32 (``num_speculative_blocks`` of its
+``MambaSpec``). What an engine takes for activations and graphs is not counted.
 """
 
 from dataclasses import dataclass

@@ -25,12 +25,18 @@ def setup(machine: Machine, model: str | Path, precision: str | None, drafter: s
         drafter: a DFlash drafter, as ``model``.
 
     Raises:
-        UsageError: there is no such model, it is no Qwen3.5, or it is MXFP4 and ``precision`` is bf16.
+        UsageError: there is no such model, it is no Qwen3.5, it is MXFP4 and ``precision`` is bf16, or it is quantized
+            otherwise and ``precision`` is None.
         MxqError: its config cannot be trusted.
     """
     config, where = _config(model)
     shape = target_shape(config, where)
     packed = packed_of(facts_of(str(model), config, where))
+    if precision is None and not packed.any and config.get("quantization_config"):
+        raise UsageError(
+            f"{where}: its quantization is not MXFP4, and nothing is predicted of others",
+            "give --precision to predict a model of its shape in bf16 or MXFP4",
+        )
     if packed.any and precision == "bf16":
         raise UsageError(f"{model} is MXFP4, not bf16", "leave --precision out, or give the model it was made of")
     if not packed.any:

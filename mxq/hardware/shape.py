@@ -179,6 +179,9 @@ def target_shape(config: dict[str, Any], where: str) -> TargetShape:
     channels = 2 * keys + values
     state_values = value_heads * size("linear_key_head_dim") * value_dim
     experts = size("num_experts") if moe else 0
+    per_token = size("num_experts_per_tok") if moe else 0
+    if per_token > experts:
+        raise UsageError(f"{where}: a token takes {per_token} of {experts} experts", "give the model's own config.json")
     query = (2 if text.get("attn_output_gate", True) else 1) * heads * head
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
     has_mtp = text.get("mtp_num_hidden_layers", 0) == 1
@@ -199,7 +202,7 @@ def target_shape(config: dict[str, Any], where: str) -> TargetShape:
         mlp=0 if moe else 3 * hidden * size("intermediate_size"),
         expert=3 * hidden * size("moe_intermediate_size") if moe else 0,
         experts=experts,
-        experts_per_token=size("num_experts_per_tok") if moe else 0,
+        experts_per_token=per_token,
         shared=3 * hidden * size("shared_expert_intermediate_size") if moe else 0,
         router=(experts + 1) * hidden if moe else 0,
         heads_width=heads * head,
