@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from compared import compared_run, losing
 from scripted import ScriptedEngine, decode, small_plan
@@ -15,12 +16,13 @@ from served import ServedCell, server_plan
 
 from mxq.analysis.changes import COUNTERS, NO_PARTNER, ONE_PROMPT, ONE_REPEAT
 from mxq.analysis.comparison import Comparison, compare
-from mxq.analysis.rows import Row, together
+from mxq.analysis.rows import Row, telling, together
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Cell, Run, read_run
 from mxq.evaluate import run as measure
 from mxq.evaluate.matrix import TokenizedWorkload
-from mxq.stats import Margins, Resampling, Verdict
+from mxq.stats import Band, Margins, Resampling, Verdict
+from mxq.stats.bootstrap import LINEAR, Replicates
 from mxq.workloads import Prompt, Workload
 
 
@@ -94,6 +96,25 @@ def test_a_faster_target_is_improved_and_margins_decide(tmp_path: Path) -> None:
     assert wide.by_quantity["tokens per second"] == wide.verdict == Verdict.PRESERVED
 
 
+def band(*ends: tuple[float, float, float]) -> Band:
+    lower, estimate, upper = zip(*ends, strict=True)
+    nothing, no_draws = np.zeros(len(ends)), np.zeros((0, len(ends)))
+    return Band(estimate, lower, upper, 20, Replicates(20, LINEAR, nothing, nothing, no_draws, no_draws))
+
+
+@pytest.mark.parametrize(
+    ("found", "position"),
+    [
+        (band((-0.01, 0.0, 0.01), (-0.02, -0.01, 0.0), (-0.015, 0.0, 0.015)), 1),  # preserved: the largest drop
+        (band((-0.2, -0.06, 0.08), (-0.06, -0.05, -0.04), (-0.1, -0.01, 0.1)), 1),  # degraded, by the narrower band
+        (band((-0.01, 0.2, 0.41), (0.05, 0.1, 0.15), (0.04, 0.11, 0.18)), 1),  # improved
+        (band((-0.03, 0.1, 0.2), (0.05, 0.1, 0.15), (-0.06, 0.0, 0.06)), 2),  # undecided
+    ],
+)
+def test_the_position_shown_is_the_one_that_the_verdict_rests_on(found: Band, position: int) -> None:
+    assert telling(found, 0.02) == position
+
+
 def test_together() -> None:
     preserved, degraded, improved, undecided = Verdict
     assert together([]) is None
@@ -113,6 +134,12 @@ def test_all_workloads_weigh_alike(tmp_path: Path) -> None:
     assert whole.new.estimate / whole.base.estimate - 1 == pytest.approx(mean)
     assert parts[0].change.upper - parts[0].change.lower < whole.change.upper - whole.change.lower
     assert whole.prompts == 48
+    curves = [row(found, "survival", workload=name) for name in ("sums", "talk", None)]
+    for side in range(3):
+        parts_at, (all_at,) = (
+            [curve.bands[side].estimate for curve in some if curve.bands] for some in (curves[:2], curves[2:])
+        )
+        assert all_at == pytest.approx([(a + b) / 2 for a, b in zip(*parts_at, strict=True)])
     assert found.by_configuration["dflash-3"] == Verdict.DEGRADED
     only = compare(run, workloads=["sums"])
     assert {r.workload for r in only.rows} == {"sums"}
@@ -164,6 +191,22 @@ def test_one_prompt_tells_nothing_and_few_decide_nothing(tmp_path: Path) -> None
     assert not any("fewer than" in note for note in compare(compared_run(tmp_path / "enough", prompts=12)).notes)
 
 
+def test_a_drafter_that_does_nothing_is_compared_too(tmp_path: Path) -> None:
+    def change(cell: Cell, made: ServedCell) -> None:
+        if cell.arm.label == "mxfp4 dflash-3":
+            idle = ServedCell(made.k, made.concurrency)
+            for record in made.records:
+                idle.answer(record.prompt_id, [0] * (record.output_tokens - 1), tokens=list(record.token_ids))
+            made.records, made.counters, made.now = idle.records, idle.counters, idle.now
+
+    found = compare(compared_run(tmp_path / "run", change, names=("sums", "talk")))
+    assert row(found, "acceptance length").adjusted == row(found, "survival").adjusted == Verdict.DEGRADED
+    assert row(found, "survival", workload=None).new.estimate == 0
+    assert any("exactly 1.000 for mxfp4 dflash-3" in warning for warning in found.warnings)
+    assert found.withheld is None
+    json.dumps(found.as_json(), allow_nan=False)
+
+
 def test_no_spread_at_all_is_said(tmp_path: Path) -> None:
     """Both targets answered alike: the interval has no width, which is no promise."""
     found = compare(compared_run(tmp_path / "run"))
@@ -180,7 +223,7 @@ def test_cells_without_a_partner_are_listed(tmp_path: Path) -> None:
     found = compare(read_run(run.path))
     (missing,) = found.missing
     assert (missing.configuration, missing.workload) == ("dflash-7", "talk")
-    assert missing.why == f"{NO_PARTNER}: only of bf16"
+    assert missing.why == f"{NO_PARTNER}: in the base only"
     assert any("Not complete" in note for note in found.notes)
     assert row(found, "acceptance length", "dflash-7").workload == "sums"
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from mxq.analysis import evidence
 from mxq.analysis.pairs import Pair
 from mxq.analysis.speed import DAMAGED, EMULATED, UNKNOWN, rate, withheld
-from mxq.analysis.summary import counted
+from mxq.analysis.summary import counted as by_counters
 from mxq.evaluate import RecordedCell
 from mxq.evaluate.records import conversations
 from mxq.stats import (
-    AcceptanceIntervals,
     Band,
+    Counts,
     Interval,
     Resampling,
     acceptance_change,
@@ -22,6 +22,7 @@ from mxq.stats import (
     band_all_alike,
     over_repeats,
     repeats_change,
+    survival_all_alike,
     throughput_change,
     throughput_interval,
 )
@@ -40,10 +41,7 @@ NO_PASS = "no verify pass"
 
 @dataclass(frozen=True)
 class Change:
-    """One change, not yet judged: fields as in :class:`mxq.analysis.comparison.Row`.
-
-    ``change`` is what is judged: for survival the whole band.
-    """
+    """One change, not yet judged: fields as in :class:`mxq.analysis.rows.Row`; for survival whole bands."""
 
     quantity: Quantity
     configuration: str
@@ -51,10 +49,9 @@ class Change:
     concurrency: int
     prompts: int
     repeats: int
-    base: Interval
-    new: Interval
+    base: Interval | Band
+    new: Interval | Band
     change: Interval | Band
-    bands: tuple[Band, Band, Band] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +125,7 @@ def _acceptance(group: Sequence[Pair], resampling: Resampling) -> Found:
     made: Found = []
     lengths: list[Change] = []
     curves: list[Change] = []
+    counted: list[tuple[Counts, Counts]] = []
     for pair in group:
         cells = pair.first
         mine, its = (evidence.counts(cell) for cell in cells)
@@ -143,36 +141,20 @@ def _acceptance(group: Sequence[Pair], resampling: Resampling) -> Found:
             made.append(_missing(ACCEPTANCE, pair, ONE_PROMPT, base.pooled.estimate, new.pooled.estimate))
             continue
         lengths.append(_change(ACCEPTANCE, pair, base.pooled, new.pooled, change.pooled))
-        curves.append(_curve(_change(SURVIVAL, pair, base.pooled, new.pooled, change.survival), base, new))
+        curves.append(_change(SURVIVAL, pair, base.survival, new.survival, change.survival))
+        counted.append((mine, its))
     if len(lengths) > 1:
         mean = all_alike([_interval(one.change) for one in lengths], resampling)
         lengths.append(_of_all(lengths, mean))
-        curves.append(_all_curves(curves, resampling))
+        curves.append(_all_curves(curves, counted, resampling))
     return [*lengths, *curves, *made]
 
 
-def _curve(row: Change, base: AcceptanceIntervals, new: AcceptanceIntervals) -> Change:
-    """Return a change of survival with its bands; base and new are those where it is worst."""
-    assert isinstance(row.change, Band)
-    at = worst(row.change)
-    bands = (base.survival, new.survival, row.change)
-    return replace(row, base=base.survival.at(at), new=new.survival.at(at), bands=bands)
-
-
-def worst(band: Band) -> int:
-    """Return the position, from 0, where a difference is smallest."""
-    return min(range(len(band.estimate)), key=band.estimate.__getitem__)
-
-
-def _all_curves(curves: Sequence[Change], resampling: Resampling) -> Change:
-    bands = [one.bands for one in curves if one.bands]
-    base, new, difference = (band_all_alike([band[i] for band in bands], resampling) for i in range(3))
-    at, first = worst(difference), curves[0]
+def _all_curves(curves: Sequence[Change], counted: Sequence[tuple[Counts, Counts]], resampling: Resampling) -> Change:
+    base, new = (survival_all_alike([arms[side] for arms in counted], resampling) for side in (0, 1))
+    change = band_all_alike([one.change for one in curves if isinstance(one.change, Band)], resampling)
     prompts = sum(one.prompts for one in curves)
-    whole = (base, new, difference)
-    return replace(
-        first, workload=None, prompts=prompts, base=base.at(at), new=new.at(at), change=difference, bands=whole
-    )
+    return replace(curves[0], workload=None, prompts=prompts, base=base, new=new, change=change)
 
 
 def _speed(group: Sequence[Pair], resampling: Resampling) -> Found:
@@ -189,7 +171,7 @@ def _speed(group: Sequence[Pair], resampling: Resampling) -> Found:
         row = _one_at_a_time(pair, resampling) if pair.concurrency == 1 else _side_by_side([pair], resampling)
         if not _interval(row.change).bounded:
             why = ONE_PROMPT if pair.concurrency == 1 else ONE_REPEAT
-            made.append(_missing(SPEED, pair, why, row.base.estimate, row.new.estimate))
+            made.append(_missing(SPEED, pair, why, _interval(row.base).estimate, _interval(row.new).estimate))
             continue
         found.append(row)
         kept.append(pair)
@@ -224,7 +206,9 @@ def _reasons(pair: Pair) -> set[str]:
     return {why for side, run in sides if (why := withheld(run, side)) is not None}
 
 
-def _change(quantity: Quantity, pair: Pair, base: Interval, new: Interval, change: Interval | Band) -> Change:
+def _change(
+    quantity: Quantity, pair: Pair, base: Interval | Band, new: Interval | Band, change: Interval | Band
+) -> Change:
     prompts = len(set(conversations(pair.first[0].records)))
     place = (pair.configuration, pair.workload, pair.concurrency)
     repeats = len(pair.repeats) if quantity == SPEED else 1
@@ -239,7 +223,7 @@ def _of_all(rows: Sequence[Change], mean: Interval) -> Change:
     """Return the row of all workloads; lengths or speeds of both sides are geometric means, as the change is."""
     prompts = sum(row.prompts for row in rows)
     base, new = (
-        Interval(_geometric([side.estimate for side in sides]), -math.inf, math.inf, prompts)
+        Interval(_geometric([_interval(side).estimate for side in sides]), -math.inf, math.inf, prompts)
         for sides in ([row.base for row in rows], [row.new for row in rows])
     )
     repeats = min(row.repeats for row in rows)
@@ -248,13 +232,13 @@ def _of_all(rows: Sequence[Change], mean: Interval) -> Change:
 
 def _counted(cell: RecordedCell) -> float | None:
     """Return the pooled length by the server's counters."""
-    known = counted(cell)
+    known = by_counters(cell)
     return known.pooled if known else None
 
 
-def _interval(change: Interval | Band) -> Interval:
-    assert isinstance(change, Interval)
-    return change
+def _interval(found: Interval | Band) -> Interval:
+    assert isinstance(found, Interval)
+    return found
 
 
 def _geometric(values: Sequence[float]) -> float:

@@ -170,8 +170,9 @@ def _prompts(kept: Sequence[Pair], base: Run) -> dict[str, tuple[int, int]]:
 
 def _partnerless(sides: tuple[Side, Side]) -> Iterator[Missing]:
     for mine, other in (sides, sides[::-1]):
-        for key in mine.cells.keys() - other.cells.keys():
-            yield Missing(None, *key, why=f"{NO_PARTNER}: only of {_label(mine, other)}")
+        for key in mine.cells:
+            if key not in other.cells:
+                yield Missing(None, *key, why=f"{NO_PARTNER}: in the {'base' if mine is sides[0] else 'new'} only")
 
 
 def _notes(rows: Sequence[Row], summaries: Sequence[Summary]) -> Iterator[str]:

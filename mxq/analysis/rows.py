@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mxq.analysis.changes import ACCEPTANCE, SPEED, SURVIVAL, Change, Quantity, worst
+from mxq.analysis.changes import ACCEPTANCE, SPEED, SURVIVAL, Change, Quantity
 from mxq.stats import Band, Interval, Margins, Resampling, Verdict, judge_all
 
 
@@ -19,8 +19,8 @@ class Row:
     ``configuration`` is method and budget, "ar" for plain decoding; ``workload`` is None for all workloads alike.
     ``prompts`` counts conversations. ``base`` and ``new`` are in tokens per verify pass, as a share of passes, or in
     tokens per second; those of all workloads are geometric means without ends. ``change`` is relative, and absolute for
-    survival: there all three are those at ``position`` (from 0), where the estimate has changed most for the worse, and
-    ``bands`` are base, new and difference at all positions.
+    survival: there all three are those at ``position`` (from 0), which the verdict rests on or else has the largest
+    drop, and ``bands`` are base, new and difference at all positions.
 
     ``verdict`` is the row's own, ``adjusted`` the one to report: among all rows of the quantity. ``p`` and
     ``adjusted_p`` are of the claim that the change is outside the margin. ``decides`` is the number of prompts (of
@@ -89,7 +89,7 @@ def judged(made: Sequence[Change], margins: Margins, resampling: Resampling) -> 
         family = [one for one in made if one.quantity == quantity]
         verdicts = judge_all([one.change for one in family], margin, resampling.confidence)
         for one, said in zip(family, verdicts, strict=True):
-            position = worst(one.change) if isinstance(one.change, Band) else None
+            position = telling(one.change, margin) if isinstance(one.change, Band) else None
             # Over repeats the number that would decide is one of repeats, of which there is a handful.
             over_repeats = quantity == SPEED and one.concurrency > 1
             rows.append(
@@ -100,9 +100,9 @@ def judged(made: Sequence[Change], margins: Margins, resampling: Resampling) -> 
                     concurrency=one.concurrency,
                     prompts=one.prompts,
                     repeats=one.repeats,
-                    base=one.base,
-                    new=one.new,
-                    change=one.change if isinstance(one.change, Interval) else one.change.at(position or 0),
+                    base=_at(one.base, position),
+                    new=_at(one.new, position),
+                    change=_at(one.change, position),
                     margin=margin,
                     verdict=said.verdict,
                     adjusted=said.adjusted,
@@ -110,10 +110,33 @@ def judged(made: Sequence[Change], margins: Margins, resampling: Resampling) -> 
                     adjusted_p=said.adjusted_p,
                     decides=None if over_repeats else said.decides,
                     position=position,
-                    bands=one.bands,
+                    bands=_bands(one),
                 )
             )
     return tuple(rows)
+
+
+def telling(difference: Band, margin: float) -> int:
+    """Return the position, from 0, that a verdict on a band rests on; else that of the largest drop.
+
+    A band can lie beyond the margin where its estimate is not the largest.
+    """
+    places = range(len(difference.estimate))
+    if min(difference.upper) < -margin:
+        return min(places, key=difference.upper.__getitem__)
+    if max(difference.lower) > margin and min(difference.lower) >= -margin:
+        return max(places, key=difference.lower.__getitem__)
+    return min(places, key=difference.estimate.__getitem__)
+
+
+def _at(found: Interval | Band, position: int | None) -> Interval:
+    return found if isinstance(found, Interval) else found.at(position or 0)
+
+
+def _bands(one: Change) -> tuple[Band, Band, Band] | None:
+    if isinstance(one.base, Band) and isinstance(one.new, Band) and isinstance(one.change, Band):
+        return one.base, one.new, one.change
+    return None
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -29,7 +29,7 @@ _STYLES = {
 }
 _TITLES = {
     ACCEPTANCE: "Acceptance length, pooled: tokens committed per verify pass, bonus included",
-    SURVIVAL: "Survival: share of passes that accepted at least i drafts, at the i that changed most for the worse",
+    SURVIVAL: "Survival: share of passes that accepted at least i drafts, at the i that decides or else lost most",
     SPEED: "Output tokens per second of wall clock, prefill included",
 }
 
@@ -147,8 +147,9 @@ def _verdict(comparison: Comparison) -> Iterator[Text]:
     base, new = comparison.base_label, comparison.new_label
     verdict = comparison.verdict
     word = Text(str(verdict).upper() if verdict else "NONE", style=_STYLES[verdict] if verdict else "bold red")
-    yield Text.assemble(("Verdict: ", "bold"), word, quoted(f", {new} against {base}"))
-    if _names(comparison) != (base, new):
+    names = _names(comparison)
+    yield Text.assemble(("Verdict: ", "bold"), word, quoted(f", {names[1]} against {names[0]}"))
+    if names != (base, new):
         yield quoted(f"(base: {base}; new: {new})")
     if verdict is None:
         return

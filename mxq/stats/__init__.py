@@ -16,7 +16,13 @@ from mxq.stats.paired import (
     throughput_change,
 )
 from mxq.stats.repeats import Repeated, repeated
-from mxq.stats.sampled import AcceptanceIntervals, acceptance_intervals, over_repeats, throughput_interval
+from mxq.stats.sampled import (
+    AcceptanceIntervals,
+    acceptance_intervals,
+    over_repeats,
+    survival_all_alike,
+    throughput_interval,
+)
 from mxq.stats.throughput import Span, Throughput, decode_tokens_per_s, throughput
 from mxq.stats.verdict import ENOUGH, Judged, Margins, Verdict, holm, judge, judge_all, p_outside, prompts_to_decide
 
@@ -59,6 +65,7 @@ __all__ = [
     "prompts_to_decide",
     "repeated",
     "repeats_change",
+    "survival_all_alike",
     "throughput",
     "throughput_change",
     "throughput_interval",

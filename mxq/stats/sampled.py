@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mxq.stats.bootstrap import LINEAR, RELATIVE, SHARE, Array, Replicates, Resampling, replicates
+from mxq.stats.bootstrap import LINEAR, RELATIVE, SHARE, Array, Replicates, Resampling, mean_of_strata, replicates
 from mxq.stats.counts import Counts, Timed
 from mxq.stats.intervals import Band, Interval, band, interval
 
@@ -52,6 +52,18 @@ def acceptance_intervals(counts: Counts, resampling: Resampling = DEFAULT) -> Ac
             for i, n in enumerate(at_risk)
         ),
     )
+
+
+def survival_all_alike(workloads: Sequence[Counts], resampling: Resampling = DEFAULT) -> Band:
+    """Return the mean survival of an arm over workloads of one budget, each workload weighing alike.
+
+    It is the arithmetic mean, so that the difference of two arms is that of :func:`mxq.stats.band_all_alike`. Raises
+    ValueError without a workload.
+    """
+    if not workloads:
+        raise ValueError("no workload to average over")
+    drawn = [replicates(one.survived[None], one.passes[None, :, None], resampling) for one in workloads]
+    return band(mean_of_strata(drawn), resampling, (0.0, 1.0))
 
 
 def throughput_interval(sums: Timed, resampling: Resampling = DEFAULT) -> Interval:
