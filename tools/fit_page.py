@@ -49,7 +49,8 @@ _H200 = """\
 
 Real shapes with made-up weights, drafts accepted at a rate that is set, 256 prompt and 512 output tokens, all
 requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin. What is not in `benchmarks/results/h200` is a single
-run from before `tools/gpu` was written (`h200-first.json` beside it), and gives way to a cell that is measured.
+run from before `tools/gpu` was written (`h200-first.json` beside it), and gives way to a cell that is measured. Plain
+MXFP4 has fewer than three repeats so far.
 """
 
 _MI355X = """\
@@ -185,7 +186,8 @@ def _method(method: str, k: int) -> str:
 
 def _short(one: "Fitted", cell: Cell) -> str:
     rates = f"{_digits(one.predicted(cell))} / {_digits(cell.tokens_per_s)}"
-    return f"{rates}, {_error(one, cell):+.0%}{'*' if cell in one.on else ''}"
+    error = f"{_error(one, cell):+.0%}".replace("-0%", "0%").replace("+0%", "0%")
+    return f"{rates}, {error}{'*' if cell in one.on else ''}"
 
 
 def _error(one: "Fitted", cell: Cell) -> float:
