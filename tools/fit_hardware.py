@@ -112,6 +112,9 @@ def statements(mi355x: Fitted) -> list[tuple[str, str, str]]:
         ratio = rate(model, "bf16", "dflash", 15, workload) / rate(model, "bf16", "ar", 0, workload)
         error = ratio / text[name] - 1
         found.append((f"{model} bf16 dflash-15, {workload}: speedup", f"{text[name]}", f"{ratio:.2f}, {error:+.1%}"))
+    plateau, said = rate(dense, "bf16", "mtp", 7, "humaneval"), text["27B HumanEval c1 bf16 MTP plateau tok/s"]
+    error = plateau / said - 1
+    found.append((f"{dense} bf16 mtp-7, humaneval: the plateau, tok/s", f"{said}", f"{plateau:.0f}, {error:+.1%}"))
     gains = [
         rate(dense, "mxfp4", "dflash", 15, w) / rate(dense, "bf16", "dflash", 15, w) for w in published["workloads"]
     ]
