@@ -18,10 +18,10 @@ from mxq.analysis.changes import COUNTERS, NO_PARTNER, ONE_PROMPT, ONE_REPEAT
 from mxq.analysis.comparison import Comparison, compare
 from mxq.analysis.rows import Row, telling, together
 from mxq.errors import MxqError, UsageError
-from mxq.evaluate import Cell, Run, read_run
+from mxq.evaluate import Cell, RecordedCell, Run, read_run
 from mxq.evaluate import run as measure
 from mxq.evaluate.matrix import TokenizedWorkload
-from mxq.stats import Band, Margins, Resampling, Verdict
+from mxq.stats import Band, Counts, Margins, Resampling, Verdict, count
 from mxq.stats.bootstrap import LINEAR, Replicates
 from mxq.workloads import Prompt, Workload
 
@@ -177,6 +177,9 @@ def test_sums_alone_give_no_interval(tmp_path: Path) -> None:
     assert {r.quantity for r in found.rows} == {"tokens per second"}
     (missing,) = found.missing
     assert (missing.why, missing.configuration, missing.base) == (COUNTERS, "dflash-3", missing.new)
+    # Speed that is preserved says nothing of acceptance, which is not known.
+    assert found.by_quantity == {"tokens per second": Verdict.PRESERVED, "acceptance length": Verdict.UNDECIDED}
+    assert found.verdict == found.by_configuration["dflash-3"] == Verdict.UNDECIDED
     assert missing.base == pytest.approx(pooled(compared_run(tmp_path / "known"), "bf16"))
 
 
@@ -429,6 +432,32 @@ def test_versions_that_are_mixed_are_refused_within_a_run_and_between_two(tmp_pa
         compare(one, newer)
     harmless = altered(two, lambda info: info["environment"].update(versions={"numpy": "7"}))
     assert compare(one, harmless).unlike == ()
+
+
+def test_pairing_is_what_makes_intervals_narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted defect: prompts of one target are given each other's names, and the gain of pairing is gone."""
+    run = compared_run(tmp_path / "run", losing(0.1))
+    sound = row(compare(run), "acceptance length").change
+
+    def shifted(cell: RecordedCell) -> Counts | None:
+        step = 1 if cell.arm.target == "mxfp4" else 0
+        names = [record.prompt_id for record in (*cell.records[step:], *cell.records[:step])]
+        return count([record.passes for record in cell.records if record.passes], names, 3)
+
+    monkeypatch.setattr("mxq.analysis.evidence.counts", shifted)
+    wrong = row(compare(run), "acceptance length").change
+    assert wrong.estimate == sound.estimate
+    assert wrong.upper - wrong.lower > 3 * (sound.upper - sound.lower)
+
+
+def test_what_the_intervals_of_speed_do_not_have_is_said(tmp_path: Path) -> None:
+    def said(*runs: Run) -> str:
+        return " ".join(compare(*runs).notes)
+
+    once, twice = compared_run(tmp_path / "once"), compared_run(tmp_path / "twice", repeats=2)
+    assert "from one start to the next" in said(once)
+    assert "from one start to the next" not in said(twice)
+    assert "measured at two times" in said(once, compared_run(tmp_path / "again"))
 
 
 def test_what_cannot_be_paired_says_what_is_there(tmp_path: Path) -> None:

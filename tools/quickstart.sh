@@ -40,6 +40,7 @@ cat >&2 <<END
 Everything is in $out: the converted model, and the run with one record per request.
 Next, with $VENV/bin in PATH (source $VENV/bin/activate):
   mxq eval --show $out/run      these tables again
+  mxq compare $out/run          with intervals and a verdict, which takes 12 prompts or more
   mxq report $out/run -o $out/report.html      a page with verdict, tables and pictures
   mxq eval --help               more prompts, budgets and workloads, your own prompts, sampling
   mxq inspect $converted --worst 10

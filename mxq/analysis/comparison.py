@@ -14,12 +14,13 @@ from typing import Any
 
 from mxq.analysis import alike, changes
 from mxq.analysis.alike import Unlike
-from mxq.analysis.changes import NO_PARTNER, SPEED, Change, Missing
+from mxq.analysis.changes import ACCEPTANCE, NO_PARTNER, SPEED, Change, Missing
 from mxq.analysis.pairs import Pair, Side, aligned, cells_of, pairs, side
 from mxq.analysis.rows import Row, by, judged, together
 from mxq.analysis.summary import Summary, summarise
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Run
+from mxq.evaluate.matrix import VLLM
 from mxq.stats import ENOUGH, Margins, Resampling, Verdict
 
 DEFAULT_MARGINS = Margins()
@@ -127,19 +128,22 @@ def compare(
     made, notes = changes.of_pairs(kept, resampling, apart=apart)
     withheld = _withheld(summaries)
     rows = judged([one for one in made if isinstance(one, Change)], margins, resampling)
+    missing = [one for one in made if isinstance(one, Missing)]
     decided = rows if withheld is None else ()
+    unknown = [one for one in missing if one.quantity == ACCEPTANCE] if decided else []
+    by_quantity = by(decided, unknown, "quantity")
     return Comparison(
         base_label=_label(sides[0], sides[1]),
         new_label=_label(sides[1], sides[0]),
         runs=tuple(run.name for run in runs),
         rows=rows,
-        verdict=together([row.adjusted for row in decided]),
-        by_configuration=by(decided, "configuration"),
-        by_quantity=by(decided, "quantity"),
+        verdict=together(list(by_quantity.values())),
+        by_configuration=by(decided, unknown, "configuration"),
+        by_quantity=by_quantity,
         margins=margins,
         resampling=resampling,
         prompts=_prompts(kept, base),
-        missing=(*_partnerless(sides), *(one for one in made if isinstance(one, Missing))),
+        missing=(*_partnerless(sides), *missing),
         unlike=tuple(unlike),
         withheld=withheld,
         warnings=tuple(dict.fromkeys(said for summary in summaries for said in summary.warnings)),
@@ -186,8 +190,14 @@ def _notes(rows: Sequence[Row], summaries: Sequence[Summary]) -> Iterator[str]:
             f"Without any spread: {constant[0]}{more}. All of these prompts (or repeats) agree, and the interval has "
             "no width; that is no promise for others."
         )
-    few = sorted({row.prompts for row in rows if row.prompts < ENOUGH and (row.quantity != SPEED or row.repeats == 1)})
-    if few:
+    if any(row.prompts < ENOUGH and (row.quantity != SPEED or row.concurrency == 1) for row in rows):
         yield f"With fewer than {ENOUGH} prompts nothing is decided: intervals over so few hold the truth too seldom."
-    if len(summaries) == 2 and any(row.quantity == SPEED for row in rows):
+    one_at_a_time = [row for row in rows if row.quantity == SPEED and row.concurrency == 1]
+    apart = summaries[0].run.info["definition"]["engine"] == VLLM and any(row.repeats == 1 for row in one_at_a_time)
+    if one_at_a_time and len(summaries) == 2:
         yield "Two runs were measured at two times: what changed in between is in no interval of tokens per second."
+    elif one_at_a_time and apart:
+        yield (
+            "Each arm was measured once, by a server of its own: what changed from one start to the next is in no "
+            "interval of tokens per second. --repeats has arms take turns."
+        )

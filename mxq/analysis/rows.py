@@ -1,14 +1,15 @@
 """Rows of a comparison: a change with its interval and its verdict, alone and among all rows of its quantity.
 
 Claims are held to :mod:`mxq.stats.verdict`, each quantity a family of its own. Several rows together are degraded if
-one of them is; else undecided if one is; else improved if one is; else preserved.
+one of them is; else undecided if one is; else improved if one is; else preserved. Acceptance that both sides have and
+that allows no interval is undecided.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mxq.analysis.changes import ACCEPTANCE, SPEED, SURVIVAL, Change, Quantity
+from mxq.analysis.changes import ACCEPTANCE, SPEED, SURVIVAL, Change, Missing, Quantity
 from mxq.stats import Band, Interval, Margins, Resampling, Verdict, judge_all
 
 
@@ -145,9 +146,11 @@ def together(verdicts: Sequence[Verdict]) -> Verdict | None:
     return next((verdict for verdict in worst_first if verdict in verdicts), None)
 
 
-def by(rows: Sequence[Row], name: str) -> dict[str, Verdict]:
-    """Return what the rows of each configuration, or each quantity, say together."""
+def by(rows: Sequence[Row], unknown: Sequence[Missing], name: str) -> dict[str, Verdict]:
+    """Return what the rows of each configuration, or each quantity, say together; ``unknown`` ones are undecided."""
     groups: dict[str, list[Verdict]] = {}
     for row in rows:
         groups.setdefault(getattr(row, name), []).append(row.adjusted)
+    for one in unknown:
+        groups.setdefault(getattr(one, name), []).append(Verdict.UNDECIDED)
     return {value: verdict for value, verdicts in groups.items() if (verdict := together(verdicts)) is not None}

@@ -153,16 +153,21 @@ def _verdict(comparison: Comparison) -> Iterator[Text]:
         yield quoted(f"(base: {base}; new: {new})")
     if verdict is None:
         return
+    unknown = [one for one in comparison.missing if one.quantity == ACCEPTANCE]
     for name, groups in (("quantity", comparison.by_quantity), ("configuration", comparison.by_configuration)):
         for value, said in groups.items():
             counted = Counter(row.adjusted for row in comparison.rows if getattr(row, name) == value)
-            yield Text.assemble(quoted(f"  {value}: "), (str(said), _STYLES[said]), f" ({_of(counted)})")
+            without = sum(getattr(one, name) == value for one in unknown)
+            yield Text.assemble(quoted(f"  {value}: "), (str(said), _STYLES[said]), f" ({_of(counted, without)})")
 
 
-def _of(counted: Counter[Verdict]) -> str:
+def _of(counted: Counter[Verdict], without: int) -> str:
+    """Return how many rows say what, and how many have no interval."""
     rows = counted.total()
     told = ", ".join(f"{count} {kind}" for kind in Verdict if (count := counted[kind]))
-    return "1 row" if rows == 1 else f"all {rows} rows" if len(counted) == 1 else f"{rows} rows: {told}"
+    words = "1 row" if rows == 1 else f"all {rows} rows" if len(counted) == 1 else f"{rows} rows: {told}"
+    parts = [*([words] if rows else []), *([f"{without} without an interval"] if without else [])]
+    return "; ".join(parts)
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
