@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from browser import Browser, Seen, started
-from reported import analysed, full_plan, record
+from explained import explanation, losing
+from reported import FEW, analysed, full_plan, record
 
+from mxq.explain import why
 from mxq.report.page.build import build
 from mxq.report.page.html import write_html
 
@@ -34,7 +36,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = full_plan(names=names, prompts=14)
     evil = {role: replace(model, spec=f"{model.spec}-{'long' * 40}") for role, model in plan.targets.items()}
     run = record(path / "run", replace(plan, targets=evil))
-    (path / "report.html").write_text(write_html(build([analysed(run)])))
+    seen = [explanation(losing(1, 2), workload=name, k=15) for name in names]
+    explained = replace(analysed(run), why=why(seen, FEW))
+    (path / "report.html").write_text(write_html(build([explained])))
     return path / "report.html"
 
 

@@ -44,6 +44,12 @@ class Intervals:
     """Those of a run, by arm, workload and concurrency; false where none were made."""
 
     cells: Mapping[tuple[Arm, str, int], CellIntervals] = field(default_factory=dict)
+    confidence: float = 0.95
+
+    @property
+    def percent(self) -> str:
+        """Return the confidence in words."""
+        return f"{100 * self.confidence:g} %"
 
     def of(self, cell: CellSummary) -> CellIntervals:
         """Return those of a cell."""
@@ -62,7 +68,7 @@ def intervals(run: Run, resampling: Resampling | None = None) -> Intervals:
     how = resampling or Resampling()
     cells, _ = cut(run)
     times = {place: evidence.times(repeats.values()) for place, repeats in cells.items() if place[2] == 1}
-    return Intervals({place: _of_cell(place, cells, times, how) for place in cells})
+    return Intervals({place: _of_cell(place, cells, times, how) for place in cells}, how.confidence)
 
 
 def _of_cell(

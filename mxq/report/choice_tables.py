@@ -35,7 +35,7 @@ def show_sweep(found: Sweep, confidence: float, console: Console) -> None:
         if choice.workload is None or len(_of_place(found, choice)) == 1:
             console.print(recommendation(choice))
     for target, why in found.withheld.items():
-        console.print(quoted(f"{target}: {_WITHHELD.get(why, _UNKNOWN)}"))
+        console.print(quoted(f"{target}: {withheld_words(why)}"))
     console.print()
     for target, concurrency in dict.fromkeys((choice.target, choice.concurrency) for choice in found.choices):
         mine = [c for c in found.choices if (c.target, c.concurrency) == (target, concurrency)]
@@ -49,6 +49,11 @@ def show_sweep(found: Sweep, confidence: float, console: Console) -> None:
             f"fastest is not shown to beat; of these the smallest budget is recommended. '{ALL}': mean over workloads."
         )
     )
+
+
+def withheld_words(why: str) -> str:
+    """Return why a target has no speed to choose by."""
+    return _WITHHELD.get(why, _UNKNOWN)
 
 
 def recommendation(choice: Choice) -> Text:

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Blue and vermilion of Okabe and Ito's palette: told apart by everyone, also in grey.
-COLOURS = {"bf16": "#0072B2", "mxfp4": "#D55E00", "guide": "#666666"}
+# Targets have blue and vermilion of Okabe and Ito's palette: told apart by everyone, also in grey. Routes have others.
+COLOURS = {
+    "bf16": "#0072B2",
+    "mxfp4": "#D55E00",
+    "features": "#8F4E8B",
+    "logits": "#00795C",
+    "guide": "#666666",
+}
 _INK = "#222222"
 _GRID = "#DDDDDD"
 VARIABLES = {colour.lower(): name for name, colour in (*COLOURS.items(), ("ink", _INK), ("grid", _GRID))}

@@ -19,7 +19,7 @@ _OF_TARGETS = {"bf16": "o", "mxfp4": "^"}
 _BUDGETS = "os^Dv"
 """Markers of budgets, from the smallest on, where one method has several."""
 
-_BY_PROMPTS = "95 % intervals over prompts"
+_BY_PROMPTS = "intervals over prompts"
 _BY_REPEATS = "whiskers are the range over repeats"
 
 
@@ -47,7 +47,7 @@ def acceptance_vs_k(summary: Summary, intervals: Intervals = NOTHING) -> Picture
         y_label="acceptance length (pooled), tokens",
         panels=_drawn(panels),
         x_ticks=tuple(budgets),
-        intervals=_BY_PROMPTS if intervals else "",
+        intervals=f"{intervals.percent} {_BY_PROMPTS}" if intervals else "",
     )
 
 
@@ -72,9 +72,9 @@ def survival(summary: Summary, configuration: str, intervals: Intervals = NOTHIN
         x_label=f"drafts accepted, at least ({configuration})",
         y_label="share of verify passes",
         panels=_drawn(panels),
-        x_ticks=_positions(panels),
+        x_ticks=positions(panels),
         top=1.02,
-        intervals="95 % bands, each around a whole curve at once" if intervals else "",
+        intervals=f"{intervals.percent} bands, each around a whole curve at once" if intervals else "",
     )
 
 
@@ -100,9 +100,9 @@ def conditional(summary: Summary, configuration: str, intervals: Intervals = NOT
         x_label=f"position of the draft ({configuration})",
         y_label="share accepted, of passes at risk",
         panels=_drawn(panels),
-        x_ticks=_positions(panels),
+        x_ticks=positions(panels),
         top=1.02,
-        intervals=f"{_BY_PROMPTS}, at each position by itself" if intervals else "",
+        intervals=f"{intervals.percent} {_BY_PROMPTS}, at each position by itself" if intervals else "",
     )
 
 
@@ -308,7 +308,7 @@ def _drawn(panels: Iterable[Panel]) -> tuple[Panel, ...]:
     return tuple(panel for panel in panels if panel.series)
 
 
-def _positions(panels: Iterable[Panel]) -> tuple[float, ...]:
+def positions(panels: Iterable[Panel]) -> tuple[float, ...]:
     """Return ticks for draft positions: the first, every fifth, the last."""
     depth = max((point.x for panel in panels for one in panel.series for point in one.points), default=1)
     return tuple(sorted({1.0, *map(float, range(5, int(depth) - 1, 5)), depth}))
@@ -317,6 +317,6 @@ def _positions(panels: Iterable[Panel]) -> tuple[float, ...]:
 def _spread(summary: Summary, concurrency: int, intervals: Intervals) -> str:
     """Return what the intervals of speeds are."""
     if concurrency == 1 and intervals:
-        return _BY_PROMPTS
+        return f"{intervals.percent} {_BY_PROMPTS}"
     repeats = max((cell.repeats for cell in summary.cells if cell.concurrency == concurrency), default=1)
     return _BY_REPEATS if repeats > 1 else "one repeat: nothing tells how far another would be from it"

@@ -1,7 +1,7 @@
 """What a picture shows, before it is drawn: drawing, legend, text alternative and table of numbers are made of it.
 
-A picture is a row of small panels, one per workload or so, all on one scale. Colour always means the target; line and
-marker mean method and budget.
+A picture is a row of small panels, one per workload or so, all on one scale. Colour means the target, line
+and marker mean method and budget.
 """
 
 import itertools
@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Colour = Literal["bf16", "mxfp4", "guide"]
+Colour = Literal["bf16", "mxfp4", "features", "logits", "guide"]
+"""Of a target, of a route by which a target acts, or of what is there to compare with."""
 
 
 @dataclass(frozen=True)

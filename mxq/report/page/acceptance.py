@@ -71,7 +71,7 @@ def _lengths(summary: Summary, intervals: Intervals, target: str) -> Grid:
         assert cell.acceptance
         return ranged(cell.acceptance.pooled, intervals.of(cell).pooled, "{:.3f}")
 
-    below = ", and its 95 % interval over prompts" if intervals else ""
+    below = f", and its {intervals.percent} interval over prompts" if intervals else ""
     return _published_form(summary, target, f"Acceptance length, {target}{below}", entry)
 
 

@@ -4,21 +4,32 @@ from dataclasses import dataclass
 
 from mxq.analysis.comparison import Comparison, compare
 from mxq.analysis.intervals import Intervals, intervals
+from mxq.analysis.published import Beside, beside
 from mxq.analysis.summary import Summary, summarise
+from mxq.analysis.sweep import Sweep, sweep
 from mxq.errors import UsageError
 from mxq.evaluate import Run
+from mxq.explain import Why, read_explanations, why
 from mxq.stats import Resampling
 
 
 @dataclass(frozen=True)
 class Analysed:
-    """A run in numbers. ``comparison`` is of its MXFP4 with its bf16 arms; without one ``refused`` says why."""
+    """A run in numbers.
+
+    ``comparison`` is of its MXFP4 with its bf16 arms; without one ``refused`` says why. ``choices`` is None where there
+    is nothing to choose from. ``why`` has no parts where the run was not explained.
+    """
 
     run: Run
     summary: Summary
     intervals: Intervals
     comparison: Comparison | None
     refused: str | None
+    choices: Sweep | None
+    published: Beside
+    why: Why
+    resampling: Resampling
 
 
 def analyse(run: Run, resampling: Resampling) -> Analysed:
@@ -26,11 +37,30 @@ def analyse(run: Run, resampling: Resampling) -> Analysed:
 
     Raises MxqError where the run is damaged, or no prompt of it has been answered by all arms yet.
     """
-    summary, known = summarise(run), intervals(run, resampling)
-    if len(summary.targets) < 2:
-        why = f"Only {summary.targets[0]} was measured: there is nothing to compare it with."
-        return Analysed(run, summary, known, None, why)
+    summary = summarise(run)
+    comparison, refused = _compared(run, summary, resampling)
     try:
-        return Analysed(run, summary, known, compare(run, resampling=resampling), None)
+        choices = sweep(run, resampling)
+    except UsageError:  # one arm of each target
+        choices = None
+    return Analysed(
+        run=run,
+        summary=summary,
+        intervals=intervals(run, resampling),
+        comparison=comparison,
+        refused=refused,
+        choices=choices,
+        published=beside(run, resampling),
+        why=why(read_explanations(run.path, run.info["definition"]), resampling),
+        resampling=resampling,
+    )
+
+
+def _compared(run: Run, summary: Summary, resampling: Resampling) -> tuple[Comparison | None, str | None]:
+    """Return the comparison, or why there is none."""
+    if len(summary.targets) < 2:
+        return None, f"Only {summary.targets[0]} was measured: there is nothing to compare it with."
+    try:
+        return compare(run, resampling=resampling), None
     except UsageError as error:  # unlike arms are no reason to hide what each of them is
-        return Analysed(run, summary, known, None, f"The arms cannot be compared. {error.message}: {error.hint}.")
+        return None, f"The arms cannot be compared. {error.message}: {error.hint}."

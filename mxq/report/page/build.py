@@ -7,11 +7,13 @@ from mxq.analysis.summary import Summary
 from mxq.evaluate import Run
 from mxq.report.page.acceptance import acceptance_section, conditional_section, survival_section
 from mxq.report.page.analysed import Analysed
+from mxq.report.page.choice import deploy_section, published_section
 from mxq.report.page.content import Page, Part, Section, Verdict
 from mxq.report.page.conversion import conversion_section
 from mxq.report.page.provenance import checks_section, provenance_section
 from mxq.report.page.speed import latency_section, speed_sections
 from mxq.report.page.verdict import changes_section, verdict_of
+from mxq.report.page.why import why_section
 
 
 def build(analysed: Sequence[Analysed], title: str | None = None) -> Page:
@@ -26,10 +28,13 @@ def _part(key: str, one: Analysed) -> Part:
     sections = (
         Section("warnings", "Warnings", warnings=summary.warnings),
         *([changes_section(compared)] if compared else []),
+        *([deploy_section(one.choices, one.resampling.confidence)] if one.choices else []),
         acceptance_section(summary, known),
+        published_section(one.published, one.resampling.confidence),
         *speed_sections(summary, known),
         survival_section(summary, known),
         conditional_section(summary, known),
+        why_section(one.why),
         latency_section(summary),
         conversion_section(one.run),
         checks_section(summary),

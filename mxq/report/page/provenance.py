@@ -7,7 +7,7 @@ from typing import Any
 
 from mxq import files
 from mxq.analysis.checks import tally
-from mxq.analysis.summary import Summary
+from mxq.analysis.summary import POINT_ESTIMATES, Summary
 from mxq.errors import MxqError
 from mxq.report.page.content import Cell, Grid, Section, cells
 from mxq.report.speed_tables import kernels
@@ -36,7 +36,7 @@ def checks_section(summary: Summary) -> Section:
         text=(
             f"{passed} passed, {wrong} failed, {unknown} could not be made. Records are held to the servers' own "
             "counters and to what must be so between cells.",
-            *notes(summary),
+            *(note for note in notes(summary) if note != POINT_ESTIMATES),
         ),
         grids=tuple(grids),
         after=tuple(_identity(summary)),

@@ -51,10 +51,9 @@ def changes_section(comparison: Comparison) -> Section:
 
 def _explained(comparison: Comparison) -> Iterator[str]:
     """Yield how to read an entry."""
-    confidence = f"{comparison.resampling.confidence * 100:g} %"
     yield (
-        f"Each entry is the change from {comparison.base_label} to {comparison.new_label} with its {confidence} "
-        "interval and, unless it is withheld, its verdict."
+        f"Each entry is the change from {comparison.base_label} to {comparison.new_label} with its "
+        f"{_percent(comparison)} interval and, unless it is withheld, its verdict."
     )
     if any(row.decides for row in comparison.rows):
         yield "Below an undecided one: with how many prompts it would be decided, in one case of two if it stays so."
@@ -152,7 +151,7 @@ def _changes(comparison: Comparison) -> Picture:
         categories=tuple(map(gallery.titled, names)),
         bottom=None,
         references=(-margin, 0.0, margin),
-        intervals=f"95 % intervals, paired by prompt; dotted: the margin of {margin:g} %",
+        intervals=f"{_percent(comparison)} intervals, paired by prompt; dotted: the margin of {margin:g} %",
     )
 
 
@@ -162,12 +161,11 @@ def _survival(comparison: Comparison) -> Iterator[Picture]:
     deepest = {row.configuration.partition("-")[0]: row.configuration for row in mine}
     margin = comparison.margins.survival
     for configuration in reversed(deepest.values()):
-        panels, depth = [], 1
+        panels = []
         for row in mine:
             if row.configuration == configuration and row.bands:
                 band = row.bands[2]
-                depth = len(band.estimate)
-                places = [band.at(i) for i in range(depth)]
+                places = [band.at(i) for i in range(len(band.estimate))]
                 points = [gallery.point(i + 1, one.estimate, one) for i, one in enumerate(places)]
                 curve = Series(comparison.new_label, "mxfp4", tuple(points), "-", "^", band=True)
                 panels.append(Panel(row.workload or ALL, (curve,)))
@@ -178,11 +176,15 @@ def _survival(comparison: Comparison) -> Iterator[Picture]:
             y_label=f"share of passes, less that of {comparison.base_label}",
             panels=tuple(panels),
             form="{:+.3f}",
-            x_ticks=tuple(sorted({1.0, *map(float, range(5, depth - 1, 5)), float(depth)})),
+            x_ticks=gallery.positions(panels),
             bottom=None,
             references=(-margin, 0.0, margin),
-            intervals=f"95 % bands, each around a whole curve at once; dotted: the margin of {margin:g}",
+            intervals=f"{_percent(comparison)} bands, each of a whole curve; dotted: the margin of {margin:g}",
         )
+
+
+def _percent(comparison: Comparison) -> str:
+    return f"{100 * comparison.resampling.confidence:g} %"
 
 
 def _tone(said: Said) -> Tone:

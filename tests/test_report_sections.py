@@ -1,0 +1,97 @@
+"""Sections that some runs have: why acceptance changed, what to deploy, the published numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from explained import explanation, losing
+from reported import EVIL, FEW, Read, analysed, full_plan, record
+from test_report_page import harmful
+
+from mxq.evaluate.matrix import Model, Plan
+from mxq.explain import why
+from mxq.report.page.analysed import Analysed
+from mxq.report.page.build import build
+from mxq.report.page.html import write_html
+from mxq.report.page.markdown import write_markdown
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+    plan = full_plan(budgets=[3, 7], prompts=14, repeats=1)
+    return analysed(record(tmp_path_factory.mktemp("runs") / "run", plan, layers=False))
+
+
+def test_why_it_changed_has_both_routes_with_intervals(one: Analysed) -> None:
+    seen = [explanation(losing(2, 0)), explanation(losing(2, 0), workload="talk")]
+    seen.append(explanation(losing(0, 3), method="mtp"))
+    explained = replace(one, why=why(seen, FEW))
+    text = write_html(build([explained]))
+    read = Read(text)
+    assert "Why it changed" in read.order
+    table = read.table("Change of acceptance length, in tokens per pass")
+    part = explained.why.parts[0]
+    row = table.row("sums · DFlash 7")
+    effect = part.effects.features
+    assert row["by features"] == f"{effect.estimate:+.2f} ({effect.lower:+.2f} to {effect.upper:+.2f})"
+    assert row["route of the loss"] == "features"
+    assert {row[0] for row in table.rows} >= {"all workloads · DFlash 7", "sums · MTP 7"}
+    ids = {attributes["id"] for _, attributes in read.tags if attributes.get("id")}
+    wanted = {"why-dflash-7", "why-positions-dflash-7", "why-mtp-7", "why-positions-mtp-7"}
+    assert {f"run1-picture-{name}" for name in wanted} <= ids
+    at = explained.why.parts[0].features.at(0)
+    shown = read.table("change of survival by drafts accepted, at least (dflash-7)").row("sums · by features")
+    assert shown["1"] == f"{at.estimate:+.3f} ({at.lower:+.3f} to {at.upper:+.3f})"
+    assert "Why it changed" in write_markdown(build([explained]))
+
+
+def test_a_run_that_was_not_explained_has_no_such_section(one: Analysed) -> None:
+    assert "Why it changed" not in Read(write_html(build([one]))).order
+
+
+def test_names_in_an_explanation_are_text(one: Analysed) -> None:
+    explained = replace(one, why=why([explanation(losing(1, 1), workload=EVIL)], FEW))
+    text = write_html(build([explained]))
+    assert harmful(text) == []
+    assert EVIL.strip() in " ".join(Read(text).text)
+
+
+def test_what_to_deploy_is_what_the_sweep_recommends(one: Analysed) -> None:
+    assert one.choices
+    read = Read(write_html(build([one])))
+    text = " ".join(read.text)
+    for choice in one.choices.choices:
+        if choice.workload is None:
+            assert f"{choice.target}, {choice.concurrency} in flight: take {choice.recommended}" in text
+    table = read.table("Fastest by output tokens/s: mxfp4, one request at a time")
+    (choice,) = [
+        choice
+        for choice in one.choices.choices
+        if (choice.target, choice.concurrency, choice.workload) == ("mxfp4", 1, "talk")
+    ]
+    advantage = choice.over_plain
+    assert advantage
+    wanted = f"{100 * advantage.estimate:+.1f} % ({100 * advantage.lower:+.1f} to {100 * advantage.upper:+.1f} %)"
+    assert table.row("talk")["over plain"] == wanted
+
+
+def published(plan: Plan) -> Plan:
+    """A plan whose model has the name and the dimensions of a published one."""
+    targets = {role: Model(f"Qwen/Qwen3.5-27B-{role}", m.path, m.fingerprint) for role, m in plan.targets.items()}
+    shape = {"hidden_size": 5120, "num_hidden_layers": 64, "num_experts": None, "vocab_size": 248320}
+    return replace(plan, targets=targets, architecture=shape)
+
+
+def test_published_numbers_stand_beside_the_runs_and_gaps_stay_gaps(tmp_path: Path) -> None:
+    plan = published(full_plan(names=["gsm8k", "talk"], budgets=[15], prompts=12, concurrencies=(1,), repeats=1))
+    read = Read(write_html(build([analysed(record(tmp_path / "run", plan, layers=False))])))
+    bf16, mxfp4 = (read.table(f"Acceptance length, {target}: the run's") for target in ("bf16", "mxfp4"))
+    assert "published 8.495, outside" in bf16.row("DFlash 15")["gsm8k"]
+    assert "published 8.445, outside" in mxfp4.row("DFlash 15")["gsm8k"]
+    assert "not published" in mxfp4.row("MTP 15")["gsm8k"]
+    assert all("not published" in row[2] for row in bf16.rows)
+    assert "DFlash on MI355X" in " ".join(read.text)
+
+
+def test_a_model_that_was_not_published_has_no_such_section(one: Analysed) -> None:
+    assert "Beside the published numbers" not in Read(write_html(build([one]))).order
