@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +111,9 @@ def test_undecided_rows_and_cells_without_any_fail_a_gate_for_them(tmp_path: Pat
     assert result.exit_code == 3
     assert "tokens per second of ar on sums, 4 in flight (one repeat" in result.stderr
     text = " ".join(result.stdout.split())
-    assert "Without a verdict" in text
+    assert "Without a verdict: one repeat: no interval with several in flight; measure with --repeats 3 or more" in text
+    assert re.search(r"sums ar 4 tokens per second ([\d.]+) \1 ", text)
+    assert "over ar in one repeat: no interval supports this" in " ".join(mxq(once, "--sweep").stdout.split())
 
 
 def test_nothing_to_judge_fails(tmp_path: Path) -> None:
@@ -224,9 +227,12 @@ def test_mistakes(degraded: Path, arguments: list[str], message: str) -> None:
 
 def test_a_sweep_says_what_to_take(degraded: Path) -> None:
     text = " ".join(mxq(degraded, "--sweep", columns=120).stdout.split())
-    assert text.startswith("bf16, 1 in flight: take dflash-7 (")
-    assert "mxfp4, 4 in flight: take dflash-7 (" in text
-    assert "plain decoding" in text
+    assert re.match(
+        r"bf16, 1 in flight: take dflash-7: \d\.\d\dx plain decoding \(\d\.\d\d to \d\.\d\d\); "
+        r"\+\d+\.\d% \(\+\d+\.\d% to \+\d+\.\d%\) over dflash-3 ",
+        text,
+    )
+    assert "mxfp4, 4 in flight: take dflash-7: " in text
     told = json.loads(mxq(degraded, "--sweep", "--json").stdout)
     assert {one["recommended"] for one in told["sweep"]["choices"]} == {"dflash-7"}
 

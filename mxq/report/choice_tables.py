@@ -58,18 +58,19 @@ def withheld_words(why: str) -> str:
 
 def recommendation(choice: Choice) -> Text:
     """Return what to deploy in a line, and how sure that is."""
-    words = [] if choice.recommended_over_plain is None else [f"{_times(choice.recommended_over_plain)} plain decoding"]
-    over, runner_up = choice.over_runner_up, choice.runner_up
+    over, runner_up, own = choice.over_runner_up, choice.runner_up, choice.recommended_over_plain
+    words = [] if own is None else [f"{_times(own, what=' plain decoding')}"]
     if over is not None and not over.bounded:
         words.append(f"{_percent(over)} over {runner_up} in one repeat: no interval supports this")
     elif choice.recommended != choice.fastest:
         words.append(f"{choice.fastest} is not shown to be faster, and the smaller budget is taken")
     elif len(choice.ties) > 1:
         words.append(f"not shown to beat {' or '.join(name for name in choice.ties if name != choice.fastest)}")
-    elif over is not None:
+    elif over is not None and runner_up != "ar":
         words.append(f"{_percent(over)} over {runner_up}")
     where = f"{choice.target}, {choice.concurrency} in flight: take "
-    return Text.assemble(quoted(where), (choice.recommended, "bold green"), quoted(f" ({'; '.join(words)})"))
+    told = f": {'; '.join(words)}" if words else ""
+    return Text.assemble(quoted(where), (choice.recommended, "bold green"), quoted(told))
 
 
 def sweep_table(choices: Sequence[Choice], confidence: float, width: int) -> Table:
@@ -147,8 +148,8 @@ def _percent(advantage: Interval, *, wide: bool = True) -> str:
     return f"{advantage.estimate:+.1%} ({ends})" if wide else ends
 
 
-def _times(advantage: Interval, *, wide: bool = True) -> str:
+def _times(advantage: Interval, *, wide: bool = True, what: str = "") -> str:
     if not advantage.bounded:
-        return f"{1 + advantage.estimate:.2f}x"
+        return f"{1 + advantage.estimate:.2f}x{what}"
     ends = f"{1 + advantage.lower:.2f} to {1 + advantage.upper:.2f}"
-    return f"{1 + advantage.estimate:.2f}x ({ends})" if wide else f"{ends}x"
+    return f"{1 + advantage.estimate:.2f}x{what} ({ends})" if wide else f"{ends}x"

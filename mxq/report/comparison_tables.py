@@ -51,9 +51,9 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(Text(title, style="bold"))
         console.print(row_table(comparison, rows, console.width))
         console.print()
-    if comparison.missing:
-        console.print(Text("Without a verdict", style="bold"))
-        console.print(missing_table(comparison.missing))
+    for why in dict.fromkeys(one.why for one in comparison.missing):
+        console.print(Text.assemble("Without a verdict: ", quoted(why), style="bold"))
+        console.print(missing_table(comparison, [one for one in comparison.missing if one.why == why]))
         console.print()
     for note in (*_notes(comparison), *comparison.notes):
         console.print(quoted(note))
@@ -111,18 +111,19 @@ def row_table(comparison: Comparison, rows: Sequence[Row], width: int) -> Table:
     return table
 
 
-def missing_table(missing: Sequence[Missing]) -> Table:
-    """Return the cells that have no row, with their point estimates and why."""
+def missing_table(comparison: Comparison, missing: Sequence[Missing]) -> Table:
+    """Return cells that have no row, with their point estimates."""
     table = empty_table()
-    for name in ("workload", "method-K"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("in flight", justify="right")
-    table.add_column("what", overflow="fold")
-    table.add_column("why", overflow="fold", ratio=1)
+    table.add_column("workload", overflow="fold")
+    table.add_column("method-K", no_wrap=True)
+    table.add_column("in flight", justify="right", no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    for name in _names(comparison):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in missing:
-        estimates = "" if one.base is None or one.new is None else f" {one.base:.4g} and {one.new:.4g}"
-        what = f"{one.quantity or 'cell'}{estimates}"
-        table.add_row(*map(quoted, (one.workload, one.configuration, str(one.concurrency), what, one.why)))
+        estimates = ["-" if value is None else f"{value:.4g}" for value in (one.base, one.new)]
+        cells = [one.workload, one.configuration, str(one.concurrency), one.quantity or "everything", *estimates]
+        table.add_row(*map(quoted, cells))
     return table
 
 
@@ -165,9 +166,9 @@ def _of(counted: Counter[Verdict], without: int) -> str:
     """Return how many rows say what, and how many have no interval."""
     rows = counted.total()
     told = ", ".join(f"{count} {kind}" for kind in Verdict if (count := counted[kind]))
-    words = "1 row" if rows == 1 else f"all {rows} rows" if len(counted) == 1 else f"{rows} rows: {told}"
-    parts = [*([words] if rows else []), *([f"{without} without an interval"] if without else [])]
-    return "; ".join(parts)
+    if without:
+        return f"{told}, {without} without an interval" if told else f"{without} without an interval"
+    return "1 row" if rows == 1 else f"all {rows} rows" if len(counted) == 1 else f"{rows} rows: {told}"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
