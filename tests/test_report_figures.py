@@ -11,6 +11,7 @@ from scripted import ScriptedEngine, decode, small_plan
 from served import ServedCell, serve, server_plan
 
 from mxq.analysis import Summary, summarise
+from mxq.analysis.intervals import intervals
 from mxq.errors import UsageError
 from mxq.evaluate import Cell, read_run, run
 from mxq.report.figures import COLOURS, acceptance_vs_k, speed_vs_concurrency, survival
@@ -28,10 +29,23 @@ def panels(figure: Figure) -> dict[str, Axes]:
 
 
 def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
-    return {
-        str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata()))  # type: ignore[arg-type]
-        for line in axes.get_lines()
-    }
+    with_bars = {str(c.get_label()): c.lines[0] for c in axes.containers if isinstance(c, ErrorbarContainer)}
+    lines = {str(line.get_label()): line for line in axes.get_lines()} | with_bars
+    return {label: (list(line.get_xdata()), list(line.get_ydata())) for label, line in lines.items()}  # type: ignore[arg-type]
+
+
+def test_intervals_are_drawn(summary: Summary) -> None:
+    known = intervals(summary.run)
+    bars = panels(acceptance_vs_k(summary))["a"].containers
+    (dflash,) = [c for c in bars if isinstance(c, ErrorbarContainer) and c.get_label() == "DFlash, bf16"]
+    bands = panels(survival(summary, "dflash-3"))["a"].collections
+    assert len(bands) == len(summary.targets)
+    for k, ends in zip((3, 7, 15), dflash.lines[2][0].get_segments(), strict=True):
+        cell = summary.cell("bf16", f"dflash-{k}", "a")
+        assert cell
+        pooled = known.of(cell).pooled
+        assert pooled
+        assert [end[1] for end in ends] == pytest.approx([pooled.lower, pooled.upper])
 
 
 def legend(figure: Figure) -> list[str]:

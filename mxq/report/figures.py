@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from mxq.analysis.intervals import intervals
 from mxq.analysis.summary import Summary
 from mxq.errors import UsageError
 from mxq.report import gallery
@@ -14,13 +15,13 @@ __all__ = ["COLOURS", "acceptance_vs_k", "speed_vs_concurrency", "survival"]
 
 
 def acceptance_vs_k(summary: Summary) -> "Figure":
-    """Draw pooled acceptance length against the budget K, methods by line and targets by colour."""
+    """Draw pooled acceptance length against the budget K, methods by line and targets by colour, with intervals."""
     _need_speculation(summary)
-    return figure(gallery.acceptance_vs_k(summary))
+    return figure(gallery.acceptance_vs_k(summary, intervals(summary.run)))
 
 
 def survival(summary: Summary, configuration: str | None = None) -> "Figure":
-    """Draw the share of verify passes that accepted at least i drafts, bf16 against MXFP4.
+    """Draw the share of verify passes that accepted at least i drafts, bf16 against MXFP4, with bands.
 
     ``configuration`` is one of ``summary.configurations``; by default the last, which has the largest budget of DFlash
     if the run has DFlash.
@@ -29,7 +30,7 @@ def survival(summary: Summary, configuration: str | None = None) -> "Figure":
     chosen = configuration or summary.configurations[-1]
     if chosen not in summary.configurations:
         raise UsageError(f"the run has no {chosen}", f"it has {', '.join(summary.configurations)}")
-    return figure(gallery.survival(summary, chosen))
+    return figure(gallery.survival(summary, chosen, intervals(summary.run)))
 
 
 def speed_vs_concurrency(summary: Summary, *, relative: bool = False) -> "Figure":
