@@ -70,7 +70,9 @@ def recommendation(choice: Choice) -> Text:
         words.append(f"{_percent(over)} over {runner_up}")
     where = f"{choice.target}, {choice.concurrency} in flight: take "
     told = f": {'; '.join(words)}" if words else ""
-    return Text.assemble(quoted(where), (choice.recommended, "bold green"), quoted(told))
+    taken = quoted(choice.recommended)
+    taken.stylize("bold green")
+    return Text.assemble(quoted(where), taken, quoted(told))
 
 
 def sweep_table(choices: Sequence[Choice], confidence: float, width: int) -> Table:
