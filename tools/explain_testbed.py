@@ -46,12 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     options.work.mkdir(parents=True, exist_ok=True)
     found = {name: _explained(name, options) for name in options.models}
-    command = shlex.join(["python", "tools/explain_testbed.py", *(sys.argv[1:] if argv is None else argv)])
-    text = "\n".join(_page(found, options, command.replace(" --report", ""))) + "\n"
+    text = "\n".join(_page(found, options, _command(parser, options))) + "\n"
     with files.atomic_write(options.out) as stream:
         stream.write(text)
     print(f"written to {options.out}", file=sys.stderr)
     return 0
+
+
+def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """Return the command that gives this page again, wherever its files are kept."""
+    words = ["python", "tools/explain_testbed.py"]
+    for name in ("models", "workloads", "prompts", "every", "k"):
+        value = getattr(options, name)
+        if value != parser.get_default(name):
+            values = value if isinstance(value, list) else [value]
+            words += ["-k" if name == "k" else f"--{name}", *map(str, values)]
+    return shlex.join(words)
 
 
 def _explained(name: str, options: argparse.Namespace) -> tuple[Why, float]:
@@ -89,7 +99,7 @@ def _page(found: dict[str, tuple[Why, float]], options: argparse.Namespace, comm
         f"In process, greedy, bf16 arithmetic, on {hardware['cpu']}, {hardware['cores']} cores, one thread; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + ". MXFP4 is the recipe `mxfp4`. Explaining took "
-        + ", ".join(f"{seconds:.0f} s of testbed:{name}" for name, (_, seconds) in found.items())
+        + ", ".join(f"{seconds:.0f} s for testbed:{name}" for name, (_, seconds) in found.items())
         + ", answers included."
     )
     yield ""
@@ -102,9 +112,38 @@ def _page(found: dict[str, tuple[Why, float]], options: argparse.Namespace, comm
         f"Intervals are at {resampling.confidence:.0%}, by a bootstrap over prompts that draws all corners of a prompt "
         f"together, {resampling.resamples} resamples; each holds for its row alone. All alike: workloads weigh alike."
     )
-    yield from ("", "## Which route carries the loss", "", *_plainly(found))
+    yield from ("", "## Which route carries the loss", "", _in_short(found), "", *_plainly(found))
     for name, (told, _) in found.items():
         yield from ("", f"## testbed:{name}", "", *_section(told))
+
+
+def _in_short(found: dict[str, tuple[Why, float]]) -> str:
+    """Return the answer in a paragraph."""
+    carriers = [_carrier(effects) for told, _ in found.values() for effects in told.overall.values()]
+    losing = {carrier for carrier in carriers if carrier is not None}
+    if not losing:
+        answer = "No loss is shown over all workloads."
+    elif len(losing) == 1 and losing <= {"features", "logits"}:
+        answer = (
+            f"Wherever acceptance is shown to fall over all workloads, most of the fall goes by the {losing.pop()}."
+        )
+    else:
+        answer = "Which route carries the loss differs, or cannot be told: see each below."
+    flips = [part.flips for told, _ in found.values() for part in told.parts]
+    shares = _range([flip.share.estimate for flip in flips], "{:.1%}")
+    gaps = _range([flip.bf16_gap for flip in flips if flip.bf16_gap is not None], "{:.2f}")
+    margins = _range([flip.elsewhere for flip in flips if flip.elsewhere is not None], "{:.1f}")
+    return (
+        f"{answer} The MXFP4 target would choose otherwise for {shares} of the answers' tokens. There bf16 prefers its "
+        f"own choice by {gaps} logits (medians, by model and workload), elsewhere by {margins}. All of this is on the "
+        "bf16 target's text: what MXFP4 goes on to say once it has parted from that is no part of it."
+    )
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """Return the smallest and the largest of values, - of none."""
+    ends = [form.format(value) for value in (min(values), max(values))] if values else ["-"]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _plainly(found: dict[str, tuple[Why, float]]) -> Iterator[str]:
@@ -123,14 +162,22 @@ def _sentence(effects: Effects, bf16: float) -> str:
     parts = f"{_plain(effects.features)} by features and {_plain(effects.logits)} by logits"
     if effects.total.upper >= 0:
         return f"shows no loss: it {change} ({parts})"
-    larger, smaller = sorted((effects.features, effects.logits), key=lambda one: one.estimate)
-    name = "features" if larger is effects.features else "logits"
-    share = larger.estimate / effects.total.estimate
-    if larger.upper < smaller.lower:
+    name = "features" if effects.features.estimate < effects.logits.estimate else "logits"
+    share = getattr(effects, name).estimate / effects.total.estimate
+    if _carrier(effects) == name:
         verdict = f"**most of it goes by the {name}** ({share:.0%})"
     else:
         verdict = f"the {name} have the larger part ({share:.0%}), but the intervals of the two overlap"
     return f"{change}; {verdict}: {parts}"
+
+
+def _carrier(effects: Effects) -> str | None:
+    """Return the route that has most of a loss, "" where the intervals of the two overlap, None without a loss."""
+    if effects.total.upper >= 0:
+        return None
+    if effects.features.upper < effects.logits.lower:
+        return "features"
+    return "logits" if effects.logits.upper < effects.features.lower else ""
 
 
 def _section(told: Why) -> Iterator[str]:
@@ -141,6 +188,8 @@ def _section(told: Why) -> Iterator[str]:
         for part in told.parts
     ]
     rows += [["all alike", name, "", "", "", "", *_effects(one)] for name, one in told.overall.items()]
+    counts = {part.workload: f"{part.workload} {part.places} of {part.tokens} tokens" for part in told.parts}
+    yield from (f"Places: {', '.join(counts.values())}.", "")
     yield from ("### Acceptance length", "", *_table(["workload", "method-K", *corners, *effects], rows))
     yield from (
         "",
