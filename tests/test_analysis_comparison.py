@@ -14,9 +14,10 @@ from compared import compared_run, losing
 from scripted import ScriptedEngine, decode, small_plan
 from served import ServedCell, server_plan
 
-from mxq.analysis.changes import COUNTERS, NO_PARTNER, ONE_PROMPT, ONE_REPEAT
+from mxq.analysis.changes import COUNTERS, NO_PARTNER, NO_REPEAT, ONE_PROMPT, ONE_REPEAT
 from mxq.analysis.comparison import Comparison, compare
 from mxq.analysis.rows import Row, telling, together
+from mxq.analysis.sweep import sweep
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Cell, RecordedCell, Run, read_run
 from mxq.evaluate import run as measure
@@ -310,6 +311,7 @@ def test_turns_of_a_conversation_are_one_prompt(tmp_path: Path) -> None:
     measure(plan, tmp_path / "run", ScriptedEngine(), decode, lambda messages: list(str(messages).encode()))
     found = compare(read_run(tmp_path / "run"))
     assert {r.prompts for r in found.rows} == {13}
+    assert any("talks has conversations (13)" in note for note in found.notes)
     # A first turn that is lost does not make its second one part of the conversation before.
     records = next((tmp_path / "run").glob("cells/bf16-dflash-*/records.jsonl"))
     lines = records.read_bytes().splitlines(keepends=True)
@@ -448,6 +450,22 @@ def test_pairing_is_what_makes_intervals_narrow(tmp_path: Path, monkeypatch: pyt
     wrong = row(compare(run), "acceptance length").change
     assert wrong.estimate == sound.estimate
     assert wrong.upper - wrong.lower > 3 * (sound.upper - sound.lower)
+
+
+def test_sides_without_a_common_repeat_have_no_speed(tmp_path: Path) -> None:
+    run = compared_run(tmp_path / "run", concurrencies=(1, 4), repeats=2, names=("sums", "talk"))
+    for gone in ("bf16-ar-sums-c1-r0", "mxfp4-ar-sums-c1-r1", "bf16-dflash-3-sums-c4-r0", "mxfp4-dflash-3-sums-c4-r1"):
+        next(run.path.glob(f"cells/{gone}-*/records.jsonl")).unlink()
+    next(run.path.glob("cells/mxfp4-ar-talk-c4-r1-*/records.jsonl")).unlink()
+    found = compare(read_run(run.path))
+    missing = {(m.configuration, m.workload, m.concurrency, m.why) for m in found.missing}
+    assert missing == {
+        ("ar", "sums", 1, NO_REPEAT),
+        ("dflash-3", "sums", 4, NO_REPEAT),
+        ("ar", "talk", 4, ONE_REPEAT),
+    }
+    assert len([warning for warning in found.warnings if "is missing: the cell is left out" in warning]) == 5
+    sweep(read_run(run.path), Resampling(resamples=200))
 
 
 def test_what_the_intervals_of_speed_do_not_have_is_said(tmp_path: Path) -> None:

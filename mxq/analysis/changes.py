@@ -37,6 +37,7 @@ ONE_PROMPT = "one prompt tells nothing about others: no interval"
 ONE_REPEAT = "one repeat: no interval with several in flight; measure with --repeats 3 or more"
 COUNTERS = "passes of single answers are not known, only sums: no interval"
 NO_PASS = "no verify pass"
+NO_REPEAT = "no repeat that both sides have"
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,9 @@ def _speed(group: Sequence[Pair], resampling: Resampling) -> Found:
         reasons = _reasons(pair)
         if DAMAGED in reasons:
             made.append(_missing(SPEED, pair, "records are damaged, and the wall clock is that of all requests"))
-        if reasons:
+        elif not reasons and not pair.repeats:
+            made.append(_missing(SPEED, pair, NO_REPEAT))
+        if reasons or not pair.repeats:
             continue
         row = _one_at_a_time(pair, resampling) if pair.concurrency == 1 else _side_by_side([pair], resampling)
         if not _interval(row.change).bounded:
@@ -177,7 +180,7 @@ def _speed(group: Sequence[Pair], resampling: Resampling) -> Found:
         kept.append(pair)
     if len(found) > 1 and found[0].concurrency == 1:
         found.append(_of_all(found, all_alike([_interval(one.change) for one in found], resampling)))
-    elif len(found) > 1:
+    elif len(found) > 1 and len(_repeats(kept)) > 1:
         found.append(replace(_side_by_side(kept, resampling), prompts=sum(one.prompts for one in found)))
     return [*found, *made]
 
@@ -190,7 +193,7 @@ def _one_at_a_time(pair: Pair, resampling: Resampling) -> Change:
 
 def _side_by_side(several: Sequence[Pair], resampling: Resampling) -> Change:
     """Return the change over repeats, of one workload or of the geometric mean of several within each repeat."""
-    repeats = sorted(set.intersection(*(set(pair.repeats) for pair in several)))
+    repeats = _repeats(several)
     rates = [
         [_geometric([rate(pair_side[repeat]) for pair_side in sides]) for repeat in repeats]
         for sides in ([pair.base for pair in several], [pair.new for pair in several])
@@ -198,6 +201,11 @@ def _side_by_side(several: Sequence[Pair], resampling: Resampling) -> Change:
     arms = (over_repeats(rates[0], resampling), over_repeats(rates[1], resampling))
     row = _change(SPEED, several[0], *arms, repeats_change(rates[0], rates[1], resampling))
     return row if len(several) == 1 else replace(row, workload=None, repeats=len(repeats))
+
+
+def _repeats(several: Sequence[Pair]) -> list[int]:
+    """Return the repeats that all of these have on both sides."""
+    return sorted(set.intersection(*(set(pair.repeats) for pair in several)))
 
 
 def _reasons(pair: Pair) -> set[str]:

@@ -184,6 +184,12 @@ def _notes(rows: Sequence[Row], summaries: Sequence[Summary]) -> Iterator[str]:
         cells = summary.run.cells
         if not summary.run.finished:
             yield f"Not complete: {summary.run.name} has {sum(c.finished for c in cells)} of {len(cells)} cells so far."
+    for workload, count in summaries[0].conversations.items():
+        if any(row.workload == workload for row in rows):
+            yield (
+                f"{workload} has conversations ({count}), each drawn with all of its turns. Later turns are sent "
+                "behind the arm's own answers: where these differ, the two sides were not asked the same."
+            )
     if constant := [row.where for row in rows if row.change.constant]:
         more = f", and {len(constant) - 1} more of {len(rows)} rows" if len(constant) > 1 else ""
         yield (
