@@ -121,6 +121,7 @@ class Read(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "style" in self._inside:
             return
+        data = data.replace("\u00a0", " ")
         self.text.append(data)
         if self._inside and self._inside[-1] in ("h1", "h2", "h3", "h4", "strong"):
             self.order.append(data.strip())

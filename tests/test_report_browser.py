@@ -17,7 +17,7 @@ from mxq.report.page.html import write_html
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-DESKTOP, PHONE, SMALL_PHONE = 1280, 375, 320
+DESKTOP, TABLET, PHONE, SMALL_PHONE = 1280, 820, 375, 320
 LEGIBLE = 11
 """Pixels."""
 
@@ -100,7 +100,7 @@ def overlapping(labels: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [DESKTOP, PHONE, SMALL_PHONE])
+@pytest.mark.parametrize("width", [DESKTOP, TABLET, PHONE, SMALL_PHONE])
 def test_it_fits_and_can_be_read(browser: Browser, report: Path, width: int, dark: bool) -> None:
     with browser.looking_at(report, width, dark=dark) as seen:
         for unfolded in (False, True):

@@ -1,5 +1,7 @@
 """Sections that some runs have: why acceptance changed, what to deploy, the published numbers."""
 
+import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from mxq.report.page.analysed import Analysed
 from mxq.report.page.build import build
 from mxq.report.page.html import write_html
 from mxq.report.page.markdown import write_markdown
+from mxq.report.page.tidy import write_csv
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,18 @@ def test_why_it_changed_has_both_routes_with_intervals(one: Analysed) -> None:
     shown = read.table("change of survival by drafts accepted, at least (dflash-7)").row("sums · by features")
     assert shown["1"] == f"{at.estimate:+.3f} ({at.lower:+.3f} to {at.upper:+.3f})"
     assert "Why it changed" in write_markdown(build([explained]))
+    lines = list(csv.DictReader(io.StringIO(write_csv([explained]))))
+    (line,) = [
+        line
+        for line in lines
+        if line["quantity"].endswith("by features")
+        and (line["arm"], line["workload"]) == ("mxfp4 for bf16, dflash-7", "sums")
+    ]
+    assert [float(line[name]) for name in ("estimate", "lower", "upper")] == [
+        effect.estimate,
+        effect.lower,
+        effect.upper,
+    ]
 
 
 def test_a_run_that_was_not_explained_has_no_such_section(one: Analysed) -> None:

@@ -3,6 +3,7 @@
 Whatever a run directory says is escaped by the template; the file also forbids scripts and requests by its own policy.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,11 +68,17 @@ def write_html(page: Page) -> str:
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_unbroken,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     style = Markup((_HERE / "page.css").read_text(encoding="utf-8"))
     return environment.get_template("page.html.jinja").render(page=page, drawn=drawn, style=style).strip() + "\n"
+
+
+def _unbroken(value: object) -> object:
+    """Return text in which no line ends between a number and its percent sign."""
+    return re.sub(r"(?<=\d) %", "\u00a0%", value) if type(value) is str else value
 
 
 def _swatch(one: Series, *, bars: bool) -> str:

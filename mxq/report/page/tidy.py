@@ -9,6 +9,7 @@ from mxq.analysis.changes import SPEED
 from mxq.analysis.intervals import CellIntervals
 from mxq.analysis.rows import Row
 from mxq.analysis.summary import CellSummary
+from mxq.explain import Effects
 from mxq.report.page.analysed import Analysed
 from mxq.stats import Interval, Percentiles, Repeated
 
@@ -53,6 +54,12 @@ def write_csv(analysed: Iterable[Analysed]) -> str:
     return written.getvalue()
 
 
+def _of_route(effects: Effects) -> Iterator[Number]:
+    quantity, unit = "change of acceptance length on one text", "tokens per pass"
+    for name, found in (("", effects.total), (" by features", effects.features), (" by logits", effects.logits)):
+        yield _ranged(f"{quantity}{name}", unit, found.estimate, found, found.prompts)
+
+
 def _numbers(one: Analysed) -> Iterator[tuple[str, str, int, Number]]:
     for cell in one.summary.cells:
         for number in _of_cell(cell, one.intervals.of(cell)):
@@ -62,6 +69,9 @@ def _numbers(one: Analysed) -> Iterator[tuple[str, str, int, Number]]:
             sides = f"{compared.new_label} over {compared.base_label}, {row.configuration}"
             for number in _of_row(row, withheld=compared.withheld is not None):
                 yield sides, row.workload or "", row.concurrency, number
+    for part in one.why.parts:
+        for number in _of_route(part.effects):
+            yield f"mxfp4 for bf16, {part.configuration}", part.workload, 1, number
 
 
 def _of_cell(cell: CellSummary, known: CellIntervals) -> Iterator[Number]:
