@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import EVIL, LAYER, Read, analysed, full_plan, record
+from reported import EVIL, FEW, LAYER, Read, analysed, full_plan, record
 from served import ServedCell
 
 from mxq.errors import MxqError
 from mxq.evaluate import Cell, read_run
 from mxq.evaluate.kept import layers_of
 from mxq.evaluate.matrix import Model
-from mxq.report.page.analysed import Analysed
+from mxq.report.page.analysed import Analysed, analyse_all
 from mxq.report.page.build import build
 from mxq.report.page.html import write_html
 from mxq.report.page.markdown import plain, write_markdown
@@ -308,6 +308,27 @@ def test_several_runs_are_parts_of_one_page(full: Analysed, hostile: Analysed) -
     ids = [attributes["id"] for _, attributes in read.tags if attributes.get("id")]
     assert len(set(ids)) == len(ids)
     assert {"run1", "run2", "run1-provenance", "run2-provenance"} <= set(ids)
+    verdicts = [attributes["href"] for tag, attributes in read.tags if tag == "a"][:2]
+    assert verdicts == ["#run1", "#run2"]  # all of them before the first part
+
+
+def test_an_mxfp4_run_is_compared_with_the_bf16_run_beside_it(tmp_path: Path) -> None:
+    plan = full_plan(budgets=[3], concurrencies=(1,), repeats=1)
+    runs = []
+    for target in ("bf16", "mxfp4"):
+        arms = tuple(arm for arm in plan.arms if arm.target == target)
+        targets = {target: plan.targets[target]}
+        path = record(tmp_path / target, replace(plan, arms=arms, targets=targets), layers=target == "mxfp4")
+        runs.append(read_run(path))
+    first, second = analyse_all(runs, FEW)
+    assert first.comparison is None
+    assert second.comparison
+    assert second.comparison.rows
+    read = Read(write_html(build([first, second])))
+    assert f"mxfp4 of {runs[1].name} against bf16 of {runs[0].name}" in " ".join(read.text)
+    assert read.table("Change of acceptance length").rows
+    (alone,) = analyse_all(runs[1:], FEW)
+    assert alone.comparison is None
 
 
 @pytest.mark.parametrize("module", ["jinja2", "matplotlib"])

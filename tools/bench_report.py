@@ -11,7 +11,6 @@ start, reading and checking the records, statistics, pictures, and writing.
 import argparse
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -127,13 +126,13 @@ def answers(cell: Cell) -> Iterator[Record]:
 
 def timed(run: Path, out: Path) -> str:
     """Run the command and return its line of the table."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "mxq", "--quiet", "report", str(run), "-o", str(out)], check=True)
+    process = subprocess.Popen([sys.executable, "-m", "mxq", "--quiet", "report", str(run), "-o", str(out)])
+    _, status, used = os.wait4(process.pid, 0)
     wall = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    memory = files.size(after.ru_maxrss * 1024)  # the largest of all commands so far
+    if status:
+        raise SystemExit(f"mxq report ended with {os.waitstatus_to_exitcode(status)}")
+    cpu, memory = used.ru_utime + used.ru_stime, files.size(used.ru_maxrss * 1024)
     return f"| {out.suffix[1:]} | {wall:.1f} | {cpu:.1f} | {memory} | {files.size(out.stat().st_size)} |"
 
 

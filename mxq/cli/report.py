@@ -51,21 +51,21 @@ def command(
 ) -> None:
     """Write what runs say into one file: verdict, tables, pictures with intervals, and where the numbers come from.
 
-    The verdict compares the MXFP4 target with the bf16 target of each run. `mxq compare` does the same in a terminal,
-    with margins of your own, and between runs.
+    The verdict compares the MXFP4 target with the bf16 target of each run; with one run of each, those of the two. `mxq
+    compare` does the same in a terminal, with margins of your own, and between any runs.
     """
     kind = _kind(out, kind)
     if as_json and out is None:
         raise UsageError("--json without -o", "say where the report goes: standard output can hold one of the two")
     from mxq.evaluate.recorded import EXAMPLES, read
-    from mxq.report.page.analysed import analyse
+    from mxq.report.page.analysed import analyse_all
     from mxq.report.page.build import build
     from mxq.stats import Resampling
 
     wanted = [*specs, *(EXAMPLES if example else ())]
     if not wanted:
         raise UsageError("no run", "give a directory made by `mxq eval --out`, or --example")
-    analysed = [analyse(read(spec), Resampling()) for spec in dict.fromkeys(wanted)]
+    analysed = analyse_all([read(spec) for spec in dict.fromkeys(wanted)], Resampling())
     page = build(analysed, title)
     if kind == "html":
         from mxq.report.page.html import write_html

@@ -1,5 +1,6 @@
 """All that a report says of a run, computed once for whatever it is written as."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mxq.analysis.comparison import Comparison, compare
@@ -17,7 +18,7 @@ from mxq.stats import Resampling
 class Analysed:
     """A run in numbers.
 
-    ``comparison`` is of its MXFP4 with its bf16 arms; without one ``refused`` says why. ``choices`` is None where there
+    ``comparison`` is of its MXFP4 arms with bf16's; without one ``refused`` says why. ``choices`` is None where there
     is nothing to choose from. ``why`` has no parts where the run was not explained.
     """
 
@@ -32,20 +33,29 @@ class Analysed:
     resampling: Resampling
 
 
-def analyse(run: Run, resampling: Resampling) -> Analysed:
-    """Compute everything that a report says of a run.
+def analyse_all(runs: Sequence[Run], resampling: Resampling) -> list[Analysed]:
+    """Analyse runs in order; a run of MXFP4 alone is compared with the one run of bf16 alone, if there is one.
 
-    Raises MxqError where the run is damaged, or no prompt of it has been answered by all arms yet.
+    Raises what :func:`analyse` does.
     """
-    summary = summarise(run)
-    comparison, refused = _compared(run, summary, resampling)
+    alone = [run for run in runs if _targets(run) == {"bf16"}]
+    base = alone[0] if len(alone) == 1 else None
+    return [analyse(run, resampling, base if _targets(run) == {"mxfp4"} else None) for run in runs]
+
+
+def analyse(run: Run, resampling: Resampling, base: Run | None = None) -> Analysed:
+    """Compute everything that a report says of a run; ``base`` is a run to compare with, by default itself.
+
+    Raises MxqError where a run is damaged, or no prompt of it has been answered by all arms yet.
+    """
+    comparison, refused = _compared(run, base, resampling)
     try:
         choices = sweep(run, resampling)
     except UsageError:  # one arm of each target
         choices = None
     return Analysed(
         run=run,
-        summary=summary,
+        summary=summarise(run),
         intervals=intervals(run, resampling),
         comparison=comparison,
         refused=refused,
@@ -56,11 +66,16 @@ def analyse(run: Run, resampling: Resampling) -> Analysed:
     )
 
 
-def _compared(run: Run, summary: Summary, resampling: Resampling) -> tuple[Comparison | None, str | None]:
+def _compared(run: Run, base: Run | None, resampling: Resampling) -> tuple[Comparison | None, str | None]:
     """Return the comparison, or why there is none."""
-    if len(summary.targets) < 2:
-        return None, f"Only {summary.targets[0]} was measured: there is nothing to compare it with."
+    targets = _targets(run)
+    if base is None and len(targets) < 2:
+        return None, f"Only {' and '.join(targets)} was measured: there is nothing to compare it with."
     try:
-        return compare(run, resampling=resampling), None
+        return compare(base or run, run, resampling=resampling), None
     except UsageError as error:  # unlike arms are no reason to hide what each of them is
         return None, f"The arms cannot be compared. {error.message}: {error.hint}."
+
+
+def _targets(run: Run) -> set[str]:
+    return {arm.target for arm in run.arms}
