@@ -12,7 +12,19 @@ import scipy.stats
 from check_statistics import QUANTITIES, Study, Truth, family_errors, passes_alone, studies, unpaired
 from synthetic_acceptance import SETTINGS, arms, part, pooled, with_losses
 
-from mxq.stats import Margins, Verdict, acceptance_change, acceptance_intervals, all_alike, judge, judge_all, p_outside
+from mxq.stats import (
+    Counts,
+    Margins,
+    Timed,
+    Verdict,
+    acceptance_change,
+    acceptance_intervals,
+    all_alike,
+    judge,
+    judge_all,
+    p_outside,
+    throughput_change,
+)
 
 CODE, CHAT, MATHS = SETTINGS
 STUDIES, PROMPTS = 200, 64
@@ -57,6 +69,24 @@ def test_arms_that_are_not_paired_are_caught(code: tuple[Truth, list[Study]]) ->
         widths.append((upper - lower) / (study.change.difference.upper - study.change.difference.lower))
     assert not covers(hits)
     assert np.median(widths) > 2
+
+
+def test_throughput_over_prompts_holds_the_truth(code: tuple[Truth, list[Study]]) -> None:
+    """Seconds are a prefill, and passes that take 30 ms, and 10 % longer in the second arm."""
+    rng = np.random.default_rng(3)
+
+    def clocked(counts: Counts, pass_s: float) -> Timed:
+        prefill = rng.gamma(4, 0.05, len(counts.passes))
+        return Timed(counts.conversations, counts.accepted + counts.passes, prefill + pass_s * counts.passes)
+
+    made = [(clocked(study.base, 0.03), clocked(study.new, 0.033)) for study in code[1]]
+    rates = [
+        sum(arm.tokens.sum() for arm in side) / sum(arm.seconds.sum() for arm in side)
+        for side in zip(*made, strict=True)
+    ]
+    hits = [throughput_change(base, new).holds(rates[1] / rates[0] - 1) for base, new in made]
+    assert rates[1] / rates[0] < 0.95
+    assert covers(hits)
 
 
 def test_workloads_together_hold_the_truth() -> None:

@@ -22,7 +22,8 @@ from enum import StrEnum
 from mxq.stats.intervals import Band, Interval
 
 ENOUGH = 12
-"""Prompts from which on an interval is worth looking at: with fewer, it holds the truth too seldom."""
+"""Prompts from which on there are verdicts. Intervals hold the truth with fewer, too, if prompts are alike enough; but
+a kind of prompt that is one in five is missing from every fourth set of six, and from every fifteenth of twelve."""
 
 _MOST = 1_000_000
 """More prompts than that decide nothing that anybody measures."""
