@@ -197,7 +197,7 @@ def _notes(rows: Sequence[Row], summaries: Sequence[Summary]) -> Iterator[str]:
             "no width; that is no promise for others."
         )
     if any(row.prompts < ENOUGH and (row.quantity != SPEED or row.concurrency == 1) for row in rows):
-        yield f"With fewer than {ENOUGH} prompts nothing is decided: intervals over so few hold the truth too seldom."
+        yield f"With fewer than {ENOUGH} prompts nothing is decided: so few are no sample of what people ask."
     one_at_a_time = [row for row in rows if row.quantity == SPEED and row.concurrency == 1]
     apart = summaries[0].run.info["definition"]["engine"] == VLLM and any(row.repeats == 1 for row in one_at_a_time)
     if one_at_a_time and len(summaries) == 2:
