@@ -65,6 +65,7 @@ def test_contents(wheel: Path) -> None:
     for hardware in (ROOT / "recipes" / "hardware").glob("*.yaml"):
         assert f"mxq/recipes/hardware/{hardware.name}" in names
     assert "mxq/py.typed" in names
+    assert {"mxq/report/page/page.html.jinja", "mxq/report/page/page.css"} <= names
     assert any(name.startswith("mxq/testbed/") and name.endswith(".safetensors") for name in names)
     assert f"mxq-{mxq.__version__}.dist-info/licenses/LICENSE" in names
     assert not [name for name in names if name.startswith(("tests/", "tools/", "notebooks/"))]

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from explained import explanation, losing
 from reported import EVIL, FEW, Read, analysed, full_plan, record
+from served import ServedCell
 from test_report_page import harmful
 
+from mxq.evaluate import Cell
 from mxq.evaluate.matrix import Model, Plan
 from mxq.explain import why
 from mxq.report.page.analysed import Analysed
@@ -106,6 +108,24 @@ def test_published_numbers_stand_beside_the_runs_and_gaps_stay_gaps(tmp_path: Pa
     assert "not published" in mxfp4.row("MTP 15")["gsm8k"]
     assert all("not published" in row[2] for row in bf16.rows)
     assert "DFlash on MI355X" in " ".join(read.text)
+
+
+def test_servers_that_say_nothing_of_single_answers_give_lengths_without_intervals(tmp_path: Path) -> None:
+    def change(cell: Cell, made: ServedCell) -> None:
+        if cell.arm.method != "ar":
+            made.records = [replace(record, accepted=None, drafted=None) for record in made.records]
+
+    plan = full_plan(budgets=[3], prompts=12, concurrencies=(1,), repeats=1)
+    one = analysed(record(tmp_path / "run", plan, layers=False, change=change))
+    read = Read(write_html(build([one])))
+    cell = one.summary.cell("bf16", "dflash-3", "sums")
+    assert cell
+    assert cell.acceptance
+    assert read.table("Acceptance length, bf16").row("DFlash 3")["sums"] == f"{cell.acceptance.pooled:.3f}"
+    assert "Acceptance is from the server's counters" in " ".join(read.text)
+    assert "Conditional acceptance" not in read.order
+    assert not [table for table in read.tables if table.label.startswith("Per-request mean")]
+    assert "no interval" in " ".join(read.text)
 
 
 def test_a_model_that_was_not_published_has_no_such_section(one: Analysed) -> None:

@@ -92,8 +92,8 @@ def _published_form(
     rows = []
     for configuration in summary.configurations:
         found = [summary.cell(target, configuration, workload) for workload in summary.workloads]
-        if any(cell and cell.acceptance for cell in found):
-            row = [entry(cell) if cell and cell.acceptance else NONE for cell in found]
+        row = [entry(cell) if cell and cell.acceptance else NONE for cell in found]
+        if any(one is not NONE for one in row):
             rows.append(cells([gallery.titled(configuration), *row]))
     return Grid(caption, ("method and K", *summary.workloads), tuple(rows), folded=folded)
 
