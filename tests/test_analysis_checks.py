@@ -221,6 +221,25 @@ def test_a_cell_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
         read_run(path)
 
 
+@pytest.mark.parametrize(
+    ("noted", "words"),
+    [
+        ({"wall_s": 0}, "sums, concurrency 4: a wall clock of 0 s is recorded"),
+        ({"wall_s": float("nan")}, "a wall clock of nan s is recorded"),
+        ({"wall_s": float("inf")}, "a wall clock of inf s is recorded"),
+        ({"wall_s": 10**400}, "does not hold what is noted there"),
+        ({"checks": [{"name": "odd", "ok": "no", "detail": "said"}]}, "a check without a result"),
+        ({"checks": [{"name": 1, "ok": None, "detail": "said"}]}, "a check without a result"),
+    ],
+)
+def test_notes_of_a_cell_that_cannot_be_are_an_error(tmp_path: Path, noted: dict[str, Any], words: str) -> None:
+    path = serve(tmp_path / "run", server_plan())
+    file = next((path / "cells").glob("bf16-dflash-*-c4-*")) / "cell.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | noted))
+    with pytest.raises(MxqError, match=words):
+        summarise(read_run(path))
+
+
 def test_what_logs_and_prompts_say_is_shown_as_it_is(tmp_path: Path) -> None:
     """No markup of a terminal's library, no control sequences."""
     said = "[bold]odd[/red] \x1b[31mname\x07"

@@ -60,6 +60,7 @@ SERVED = Record(
         ({"accepted": (3, 3), "drafted": (3, 3), "output_tokens": 5, "token_ids": (1,) * 5}, "committed 9"),
         ({"accepted": None}, "verify passes are missing"),
         ({"accepted": None, "drafted": None, "arrivals_s": None}, "verify passes are missing"),
+        ({"duration_s": 10**400}, "duration_s is 1000"),
         ({"arrivals_s": ()}, "impossible times"),
         ({"arrivals_s": (0.1, 0.3, 0.2)}, "impossible times"),
         ({"arrivals_s": (0.1, 0.6)}, "impossible times"),

@@ -343,9 +343,11 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 def test_a_run_that_does_not_say_how_it_was_made(tmp_path: Path) -> None:
     path = record(tmp_path / "run", full_plan(budgets=[3], concurrencies=(1,), repeats=1))
-    info = json.loads((path / "run.json").read_text())
-    del info["command"]
-    (path / "run.json").write_text(json.dumps(info))
-    assert read_run(path)
-    with pytest.raises(MxqError, match="not a run's description"):
-        build([analysed(path)])
+    whole = json.loads((path / "run.json").read_text())
+    command = {name: value for name, value in whole.items() if name != "command"}
+    targets = whole | {"definition": whole["definition"] | {"targets": {}}}
+    for info in (command, targets):
+        (path / "run.json").write_text(json.dumps(info))
+        assert read_run(path)
+        with pytest.raises(MxqError, match="not a run's description"):
+            build([analysed(path)])

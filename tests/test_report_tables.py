@@ -146,6 +146,8 @@ def test_failed_checks_and_lost_servers_are_loud(tmp_path: Path) -> None:
     assert re.search(r"Checks: \d+ passed, 1 failed, 0 could not be made", flat)
     assert re.search(r"drafts +1 +- mxfp4 dflash-3 on sums", text)
     assert "measured from the start: 1, first: it ran out of memory" in flat
+    emulated = printed(serve(tmp_path / "emulated", server_plan(), change=change, mxfp4="emulated"), 80)
+    assert " ".join(emulated.split()).startswith("WARNING: check failed: drafts.")
 
 
 def test_acceptance_from_counters_is_labelled(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ def _of_cell(cell: RecordedCell) -> Iterable[Check]:
         for check in check_cell(cell.records, cell.arm.num_speculative_tokens, cell.concurrency, facts)
     }
     for kept in facts.get("checks") or ():
+        if not isinstance(kept["ok"], bool | None) or not all(isinstance(kept[key], str) for key in ("name", "detail")):
+            raise TypeError("a check without a result")
         if kept["name"] not in made or kept["ok"] is False:
             made[kept["name"]] = Check(kept["name"], kept["ok"], kept["detail"])
     return made.values()

@@ -1,6 +1,7 @@
 """How fast a cell was, over its repeats; and what must not be called the speed of MXFP4."""
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ Repeats = Mapping[int, RecordedCell]
 EMULATED = "emulated"
 UNKNOWN = "unknown"
 DAMAGED = "damaged"
+
+_DAMAGED = "the run directory is damaged: start a new run"
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,12 @@ def _speedup(rates: Mapping[int, Throughput], plain: Repeats) -> Repeated | None
 
 
 def _throughput(cell: RecordedCell) -> Throughput:
+    where = f"{cell.arm.label} on {cell.workload}, concurrency {cell.concurrency}"
     wall_s = cell.facts.get("wall_s")
     if wall_s is None and cell.concurrency > 1:
-        raise MxqError(
-            f"{cell.arm.label} on {cell.workload}, concurrency {cell.concurrency}: no wall clock is recorded",
-            "the run directory is damaged: start a new run",
-        )
+        raise MxqError(f"{where}: no wall clock is recorded", _DAMAGED)
+    if wall_s is not None and not 0 < wall_s < math.inf:
+        raise MxqError(f"{where}: a wall clock of {wall_s} s is recorded", _DAMAGED)
     tokens, seconds = [r.output_tokens for r in cell.records], [r.duration_s for r in cell.records]
     return throughput(tokens, seconds, wall_s)
 

@@ -174,7 +174,7 @@ def summarise(run: Run, *, check_answers: bool = False) -> Summary:
         greedy = Sampling(**run.info["definition"]["sampling"]).greedy
         checks = check_run(run, [cell for repeats in cells.values() for cell in repeats.values()])
         summaries = tuple(_summarise_cell(run, place, cells, greedy, verdicts.get(place, ())) for place in cells)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise MxqError(
             f"{run.path}: run.json or a cell.json does not hold what is noted there ({error!r})", "start a new run"
         ) from None

@@ -21,6 +21,9 @@ from mxq.stats import Passes
 from mxq.stats.acceptance import check_passes
 
 FINISH_REASONS = ("stop", "length")
+_LONGEST_S = 1e12
+"""No time is longer, the clock's included. JSON has integers of any length, and sums of floats may be infinite."""
+_DIGITS = 40
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -130,8 +133,8 @@ class Record:
             value = getattr(self, name)
             if value is None and name in ("target_s", "draft_s"):
                 continue
-            if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} is {value!r}")
+            if type(value) not in (int, float) or not 0 <= value <= _LONGEST_S:
+                raise ValueError(f"{name} is {repr(value)[:_DIGITS]}")
 
     def _check_arrivals(self) -> None:
         at = self.arrivals_s

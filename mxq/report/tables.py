@@ -29,9 +29,9 @@ def show(summary: Summary, console: Console) -> None:
     for warning in summary.warnings:
         console.print(Text.assemble("WARNING: ", quoted(warning), "\n", style="bold red"))
     for title, table in _tables(summary, console.width, _TENTHS if console.options.ascii_only else _BARS):
-        console.print(
-            Text(title, style="bold red" if summary.failed_checks and table.columns[0].header == "check" else "bold")
-        )
+        # A title can stand alone, over speeds that are withheld.
+        checks = bool(table.columns) and table.columns[0].header == "check"
+        console.print(Text(title, style="bold red" if summary.failed_checks and checks else "bold"))
         if table.row_count:
             console.print(table)
         console.print()

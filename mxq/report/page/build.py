@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mxq import __version__
 from mxq.analysis.summary import Summary
+from mxq.errors import MxqError
 from mxq.evaluate import Run
 from mxq.report.page.acceptance import acceptance_section, conditional_section, survival_section
 from mxq.report.page.analysed import Analysed
@@ -42,7 +43,11 @@ def _part(key: str, one: Analysed) -> Part:
     )
     verdict = verdict_of(compared) if compared else Verdict("No verdict", "", one.refused or "")
     shown = tuple(section for section in sections if not section.empty)
-    return Part(key, _name(one.run), _about(summary), verdict, shown)
+    try:
+        about = _name(one.run), _about(summary)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MxqError(f"{one.run.path}/run.json is not a run's description ({error!r})", "start a new run") from None
+    return Part(key, *about, verdict, shown)
 
 
 def _name(run: Run) -> str:
