@@ -343,11 +343,13 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 def test_a_run_that_does_not_say_how_it_was_made(tmp_path: Path) -> None:
     path = record(tmp_path / "run", full_plan(budgets=[3], concurrencies=(1,), repeats=1))
-    whole = json.loads((path / "run.json").read_text())
-    command = {name: value for name, value in whole.items() if name != "command"}
-    targets = whole | {"definition": whole["definition"] | {"targets": {}}}
-    for info in (command, targets):
-        (path / "run.json").write_text(json.dumps(info))
+    info = json.loads((path / "run.json").read_text())
+    for spoilt in (
+        {name: value for name, value in info.items() if name != "command"},
+        info | {"definition": info["definition"] | {"targets": {}}},
+        info | {"environment": 5},
+    ):
+        (path / "run.json").write_text(json.dumps(spoilt))
         assert read_run(path)
-        with pytest.raises(MxqError, match="not a run's description"):
+        with pytest.raises(MxqError, match=r"not as mxq wrote it|not a run's description|not describe its run"):
             build([analysed(path)])

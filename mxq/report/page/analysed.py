@@ -1,6 +1,7 @@
 """All that a report says of a run, computed once for whatever it is written as."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mxq.analysis.comparison import Comparison, compare
@@ -8,7 +9,7 @@ from mxq.analysis.intervals import Intervals, intervals
 from mxq.analysis.published import Beside, beside
 from mxq.analysis.summary import Summary, summarise
 from mxq.analysis.sweep import Sweep, sweep
-from mxq.errors import UsageError
+from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Run
 from mxq.explain import Why, read_explanations, why
 from mxq.stats import Resampling
@@ -48,22 +49,34 @@ def analyse(run: Run, resampling: Resampling, base: Run | None = None) -> Analys
 
     Raises MxqError where a run is damaged, or no prompt of it has been answered by all arms yet.
     """
-    comparison, refused = _compared(run, base, resampling)
+    with as_written(run):
+        comparison, refused = _compared(run, base, resampling)
+        try:
+            choices = sweep(run, resampling)
+        except UsageError:  # one arm of each target
+            choices = None
+        return Analysed(
+            run=run,
+            summary=summarise(run),
+            intervals=intervals(run, resampling),
+            comparison=comparison,
+            refused=refused,
+            choices=choices,
+            published=beside(run, resampling),
+            why=why(read_explanations(run.path, run.info["definition"]), resampling),
+            resampling=resampling,
+        )
+
+
+@contextlib.contextmanager
+def as_written(run: Run) -> Iterator[None]:
+    """Raise MxqError for what a run.json or a cell.json can hold only if mxq has not written it."""
     try:
-        choices = sweep(run, resampling)
-    except UsageError:  # one arm of each target
-        choices = None
-    return Analysed(
-        run=run,
-        summary=summarise(run),
-        intervals=intervals(run, resampling),
-        comparison=comparison,
-        refused=refused,
-        choices=choices,
-        published=beside(run, resampling),
-        why=why(read_explanations(run.path, run.info["definition"]), resampling),
-        resampling=resampling,
-    )
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise MxqError(
+            f"{run.path}: a run.json or cell.json is not as mxq wrote it ({error!r:.200})", "start a new run"
+        ) from error
 
 
 def _compared(run: Run, base: Run | None, resampling: Resampling) -> tuple[Comparison | None, str | None]:
@@ -78,4 +91,4 @@ def _compared(run: Run, base: Run | None, resampling: Resampling) -> tuple[Compa
 
 
 def _targets(run: Run) -> set[str]:
-    return {arm.target for arm in run.arms}
+    return {cell.arm.target for cell in run.cells}

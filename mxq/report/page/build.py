@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from mxq import __version__
 from mxq.analysis.summary import Summary
-from mxq.errors import MxqError
 from mxq.evaluate import Run
 from mxq.report.page.acceptance import acceptance_section, conditional_section, survival_section
-from mxq.report.page.analysed import Analysed
+from mxq.report.page.analysed import Analysed, as_written
 from mxq.report.page.choice import deploy_section, published_section
 from mxq.report.page.content import Page, Part, Section, Verdict
 from mxq.report.page.conversion import conversion_section
@@ -18,10 +17,13 @@ from mxq.report.page.why import why_section
 
 
 def build(analysed: Sequence[Analysed], title: str | None = None) -> Page:
-    """Return the report of runs; raises MxqError where one does not say how it was made."""
-    parts = tuple(_part(f"run{number}", one) for number, one in enumerate(analysed, start=1))
+    """Return the report of runs; raises MxqError where one does not say how it was made, or is damaged."""
+    parts = []
+    for number, one in enumerate(analysed, start=1):
+        with as_written(one.run):
+            parts.append(_part(f"run{number}", one))
     names = ", ".join(dict.fromkeys(part.title for part in parts))
-    return Page(title or f"Speculative decoding of {names}", parts, f"Made by mxq {__version__}.")
+    return Page(title or f"Speculative decoding of {names}", tuple(parts), f"Made by mxq {__version__}.")
 
 
 def _part(key: str, one: Analysed) -> Part:
@@ -43,11 +45,7 @@ def _part(key: str, one: Analysed) -> Part:
     )
     verdict = verdict_of(compared) if compared else Verdict("No verdict", "", one.refused or "")
     shown = tuple(section for section in sections if not section.empty)
-    try:
-        about = _name(one.run), _about(summary)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise MxqError(f"{one.run.path}/run.json is not a run's description ({error!r})", "start a new run") from None
-    return Part(key, *about, verdict, shown)
+    return Part(key, _name(one.run), _about(summary), verdict, shown)
 
 
 def _name(run: Run) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from mxq import files
 from mxq.analysis.checks import tally
 from mxq.analysis.summary import POINT_ESTIMATES, Summary
-from mxq.errors import MxqError
 from mxq.report.page.content import Cell, Grid, Section, cells
 from mxq.report.speed_tables import kernels
 from mxq.report.tables import notes
@@ -19,7 +18,7 @@ def checks_section(summary: Summary) -> Section:
     counts = tally(summary.checks)
     passed, wrong, unknown = (sum(row[i] for row in counts.values()) for i in range(3))
     rows = tuple(
-        (Cell(name), Cell(str(good)), Cell(str(bad), tone="failed" if bad else ""), Cell(str(missing)))
+        (Cell(str(name)), Cell(str(good)), Cell(str(bad), tone="failed" if bad else ""), Cell(str(missing)))
         for name, (good, bad, missing) in counts.items()
     )
     grids = [Grid("Checks by name", ("", "passed", "failed", "not made"), rows, folded=not wrong)]
@@ -44,21 +43,15 @@ def checks_section(summary: Summary) -> Section:
 
 
 def provenance_section(summary: Summary) -> Section:
-    """Return how the run was made; raises MxqError where run.json does not say."""
-    info = summary.run.info
-    try:
-        grids = [
-            _pairs("How it was made", _made(info)),
-            _pairs("Models", _models(info["definition"])),
-            _pairs("Prompts", _prompts(summary)),
-            *_kernels(summary),
-            *_servers(summary),
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise MxqError(
-            f"{summary.run.path}/run.json is not a run's description ({error!r:.200})", "start a new run"
-        ) from None
-    return Section("provenance", "Provenance", grids=tuple(grids))
+    """Return how the run was made, of what, on what, and by which kernels."""
+    grids = (
+        _pairs("How it was made", _made(summary.run.info)),
+        _pairs("Models", _models(summary.run.info["definition"])),
+        _pairs("Prompts", _prompts(summary)),
+        *_kernels(summary),
+        *_servers(summary),
+    )
+    return Section("provenance", "Provenance", grids=grids)
 
 
 def _made(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
