@@ -300,7 +300,7 @@ def test_prompts_are_paired_by_their_id_and_not_by_their_place(tmp_path: Path) -
 
 def test_turns_of_a_conversation_are_one_prompt(tmp_path: Path) -> None:
     def talk(number: int) -> tuple[Prompt, ...]:
-        messages = (("user", "1?"), ("user", "2?"))
+        messages = (("user", f"{number}, 1?"), ("user", "2?"))
         return Prompt(f"t{number}", messages[:1]), Prompt(f"t{number}, turn 2", messages, turn=2)
 
     prompts = tuple(prompt for number in range(13) for prompt in talk(number))
@@ -319,6 +319,31 @@ def test_turns_of_a_conversation_are_one_prompt(tmp_path: Path) -> None:
     left = compare(read_run(tmp_path / "run"))
     assert {r.prompts for r in left.rows} == {13}
     assert left.prompts == {"talks": (25, 26)}
+
+
+@pytest.mark.parametrize("different", [24, 13, 1])
+def test_prompts_that_say_the_same_are_one(tmp_path: Path, different: int) -> None:
+    """Twelve copies of a prompt agree with each other, which would otherwise be called preserved."""
+    path = compared_run(tmp_path / "run", losing(0.02)).path
+    kept = path / "workloads" / "sums.jsonl"
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    told = [line | {"messages": lines[place % different]["messages"]} for place, line in enumerate(lines)]
+    kept.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    found = compare(read_run(path))
+    said = [note for note in found.notes if note.startswith("sums says the same thing more than once")]
+    if different == 1:
+        assert {one.why for one in found.missing if one.quantity == "acceptance length"} == {ONE_PROMPT}
+        assert not found.rows
+    else:
+        assert {r.prompts for r in found.rows} == {different}
+    assert [note.split(": ")[1].split(".")[0] for note in said] == (
+        [] if different == 24 else [f"24 prompts, of which {different} differ"]
+    )
+    # Who has lost the workload takes the other's word for it, and with no word every prompt is its own.
+    other = shutil.copytree(path, tmp_path / "other")
+    (other / "workloads" / "sums.jsonl").write_text("no JSON\n")
+    assert compare(read_run(path), read_run(other)).rows == found.rows
+    assert {r.prompts for r in compare(read_run(other)).rows} == {24}
 
 
 @pytest.mark.parametrize(

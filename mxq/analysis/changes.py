@@ -10,7 +10,6 @@ from mxq.analysis.pairs import Pair
 from mxq.analysis.speed import DAMAGED, EMULATED, UNKNOWN, rate, withheld
 from mxq.analysis.summary import counted as by_counters
 from mxq.evaluate import RecordedCell
-from mxq.evaluate.records import conversations
 from mxq.stats import (
     Band,
     Counts,
@@ -217,7 +216,7 @@ def _reasons(pair: Pair) -> set[str]:
 def _change(
     quantity: Quantity, pair: Pair, base: Interval | Band, new: Interval | Band, change: Interval | Band
 ) -> Change:
-    prompts = len(set(conversations(pair.first[0].records)))
+    prompts = len(set(evidence.names(pair.first[0])))
     place = (pair.configuration, pair.workload, pair.concurrency)
     repeats = len(pair.repeats) if quantity == SPEED else 1
     return Change(quantity, *place, prompts, repeats, base, new, change)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mxq.analysis import alike, changes
+from mxq.analysis import alike, changes, evidence
 from mxq.analysis.alike import Unlike
 from mxq.analysis.changes import ACCEPTANCE, NO_PARTNER, SPEED, Change, Missing
 from mxq.analysis.pairs import Pair, Side, aligned, cells_of, pairs, side
@@ -21,6 +21,7 @@ from mxq.analysis.summary import Summary, summarise
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Run
 from mxq.evaluate.matrix import VLLM
+from mxq.evaluate.records import conversations
 from mxq.stats import ENOUGH, Margins, Resampling, Verdict
 
 DEFAULT_MARGINS = Margins()
@@ -147,7 +148,7 @@ def compare(
         unlike=tuple(unlike),
         withheld=withheld,
         warnings=tuple(dict.fromkeys(said for summary in summaries for said in summary.warnings)),
-        notes=(*notes, *_notes(rows, summaries)),
+        notes=(*notes, *_notes(rows, kept, summaries)),
     )
 
 
@@ -179,7 +180,17 @@ def _partnerless(sides: tuple[Side, Side]) -> Iterator[Missing]:
                 yield Missing(None, *key, why=f"{NO_PARTNER}: in the {'base' if mine is sides[0] else 'new'} only")
 
 
-def _notes(rows: Sequence[Row], summaries: Sequence[Summary]) -> Iterator[str]:
+def _twins(kept: Sequence[Pair]) -> dict[str, tuple[int, int]]:
+    """Return by workload how many prompts there are, and how many different ones, where these are fewer."""
+    cells = {pair.workload: pair.first[0] for pair in kept}
+    counted = {
+        workload: (len(set(conversations(cell.records))), len(set(evidence.names(cell))))
+        for workload, cell in cells.items()
+    }
+    return {workload: (asked, different) for workload, (asked, different) in counted.items() if different < asked}
+
+
+def _notes(rows: Sequence[Row], kept: Sequence[Pair], summaries: Sequence[Summary]) -> Iterator[str]:
     for summary in summaries:
         cells = summary.run.cells
         if not summary.run.finished:
@@ -190,6 +201,11 @@ def _notes(rows: Sequence[Row], summaries: Sequence[Summary]) -> Iterator[str]:
                 f"{workload} has conversations ({count}), each drawn with all of its turns. Later turns are sent "
                 "behind the arm's own answers: where these differ, the two sides were not asked the same."
             )
+    for workload, (asked, different) in _twins(kept).items():
+        yield (
+            f"{workload} says the same thing more than once: {asked} prompts, of which {different} differ. Those that "
+            "say the same are drawn together, as one."
+        )
     if constant := [row.where for row in rows if row.change.constant]:
         more = f", and {len(constant) - 1} more of {len(rows)} rows" if len(constant) > 1 else ""
         yield (

@@ -79,8 +79,11 @@ def pairs(base: Side, new: Side) -> list[Pair]:
 def aligned(pair: Pair) -> Pair | None:
     """Return a pair cut to the prompts that both sides have answered; None if there are none.
 
-    Cells of one run are cut alike already; two runs may each have lost, or not yet answered, others.
+    Cells of one run are cut alike already; two runs may each have lost, or not yet answered, others. Which prompts say
+    the same is the base's to tell, should the other run have lost that.
     """
+    twins = pair.first[0].twins
+    pair = replace(pair, new={repeat: replace(cell, twins=twins) for repeat, cell in pair.new.items()})
     ids = [{record.prompt_id for record in cell.records} for cell in pair.first]
     if ids[0] == ids[1]:
         return pair

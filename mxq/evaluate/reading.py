@@ -5,8 +5,9 @@ What cannot be a record is left out, and said; the rest of its cell is kept. Who
 """
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ class RecordedCell:
     """One cell's records in prompt order; ``finished`` says whether all its prompts are there.
 
     ``facts`` is what was noted of how it was measured; empty before it is finished. ``damage`` says what is wrong with
-    its file of records, and ``cut`` whether analysis has left some of them out.
+    its file of records, and ``cut`` whether analysis has left some of them out. ``twins``: prompts of its workload that
+    say the same as an earlier one, by id, with that one.
     """
 
     arm: Arm
@@ -38,6 +40,7 @@ class RecordedCell:
     facts: Mapping[str, Any]
     damage: tuple[str, ...] = ()
     cut: bool = False
+    twins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,9 @@ def read_run(path: Path) -> Run:
         if not all(isinstance(name, str) and type(number) is int for name, number in prompts.items()):
             raise TypeError("a workload without a name, or a number of prompts")
         whole = info["definition"].get("engine") == VLLM
+        twins = {name: _twins(path / "workloads" / f"{name}.jsonl") for name in prompts}
         cells = tuple(
-            _read_cell(path / "cells" / key, Arm(**cell.pop("arm")), cell, info["definition"], whole)
+            _read_cell(path / "cells" / key, Arm(**cell.pop("arm")), cell, info["definition"], whole, twins)
             for key, cell in copy.deepcopy(info["cells"]).items()
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -92,7 +96,30 @@ def read_run(path: Path) -> Run:
     return Run(path, info, prompts, cells, str(path))
 
 
-def _read_cell(path: Path, arm: Arm, place: dict[str, Any], definition: dict[str, Any], whole: bool) -> RecordedCell:
+def _twins(path: Path) -> dict[str, str]:
+    """Return what :class:`RecordedCell` calls twins; none where a workload cannot be read, which no number needs."""
+    first: dict[str, str] = {}
+    twins: dict[str, str] = {}
+    try:
+        for line in path.read_bytes().splitlines():
+            prompt = json.loads(line)
+            said = json.dumps([prompt.get("messages"), prompt.get("turns")])
+            earlier = first.setdefault(said, str(prompt["id"]))
+            if earlier != prompt["id"]:
+                twins[str(prompt["id"])] = earlier
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return twins
+
+
+def _read_cell(
+    path: Path,
+    arm: Arm,
+    place: dict[str, Any],
+    definition: dict[str, Any],
+    whole: bool,
+    twins: Mapping[str, Mapping[str, str]],
+) -> RecordedCell:
     if type(place["concurrency"]) is not int or type(place["repeat"]) is not int:
         raise TypeError("a cell without concurrency and repeat")
     state = read_json(path / "cell.json") if (path / "cell.json").exists() else {}
@@ -107,7 +134,13 @@ def _read_cell(path: Path, arm: Arm, place: dict[str, Any], definition: dict[str
     ties = read_json(path / NEAR_TIES) if finished and (path / NEAR_TIES).exists() else {}
     facts = {name: value for name, value in state.items() if finished and name not in _DESCRIPTION}
     return RecordedCell(
-        arm, **place, finished=finished, records=tuple(records), facts=facts | ties, damage=tuple(damage)
+        arm,
+        **place,
+        finished=finished,
+        records=tuple(records),
+        facts=facts | ties,
+        damage=tuple(damage),
+        twins=twins.get(place["workload"], {}),
     )
 
 
