@@ -45,6 +45,13 @@ def test_a_reader_that_has_left_changes_neither_the_work_nor_its_exit_code(
     assert (tmp_path / "out/mxq_manifest.json").is_file()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_error(converted_dense: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = mxq("inspect", converted_dense, stdout=full.fileno())
+    assert (done.returncode, done.stderr) == (1, b"error: No space left on device: standard output\n")
+
+
 def test_neither_stdout_nor_stderr(dense_source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shell = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", MXQ, "quantize", str(dense_source), str(out)]

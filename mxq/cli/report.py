@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from mxq import files, progress
-from mxq.errors import UsageError
+from mxq.errors import MxqError, UsageError
 
 Format = Literal["html", "md", "csv"]
 
@@ -82,8 +82,11 @@ def command(
     if out is None:
         click.echo(text, nl=False)
     else:
-        with files.atomic_write(out) as stream:
-            stream.write(text)
+        try:
+            with files.atomic_write(out) as stream:
+                stream.write(text)
+        except OSError as error:
+            raise MxqError(f"cannot write {out}: {error.strerror}", "make room, or give another file with -o") from None
     verdicts = [
         {"run": one.run.name, "verdict": part.verdict.word, "text": part.verdict.text}
         for one, part in zip(analysed, page.parts, strict=True)
@@ -98,9 +101,11 @@ def command(
 
 
 def _kind(out: Path | None, kind: Format | None) -> Format:
-    """Return what to write; raises UsageError where neither option nor ending tell, and for a directory."""
+    """Return what to write; raises UsageError where neither option nor ending tell, and for no place of a file."""
     if out is not None and out.is_dir():
         raise UsageError(f"{out} is a directory", "give a file, as in -o report.html")
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"there is no directory {out.parent}", "make it first, or give another file with -o")
     if kind is not None:
         return kind
     if out is None:

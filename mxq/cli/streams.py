@@ -12,13 +12,26 @@ from typing import Any, TextIO
 
 
 class _Left(io.FileIO):
-    """A file descriptor to write to. What is written after its reader has left is dropped."""
+    """A file descriptor to write to. What is written after its reader has left is dropped.
+
+    A full disk is an error once: what its buffer still holds when the process ends must not be another.
+    """
+
+    _failed = False
 
     def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            return memoryview(data).nbytes
+        if not self._failed:
+            try:
+                return super().write(data)
+            except BrokenPipeError:
+                pass
+            except OSError as error:
+                self._failed = True
+                raise OSError(error.errno, error.strerror, _NAMES[self.fileno()]) from None
+        return memoryview(data).nbytes
+
+
+_NAMES = {1: "standard output", 2: "standard error"}
 
 
 def prepare() -> None:
