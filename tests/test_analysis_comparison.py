@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from compared import compared_run, losing
 from scripted import ScriptedEngine, decode, small_plan
-from served import ServedCell, server_plan
+from served import TOKENS, ServedCell, server_plan
 
 from mxq.analysis.changes import COUNTERS, NO_PARTNER, NO_REPEAT, ONE_PROMPT, ONE_REPEAT
 from mxq.analysis.comparison import Comparison, compare
@@ -219,6 +219,27 @@ def test_no_spread_at_all_is_said(tmp_path: Path) -> None:
     assert any("Without any spread: acceptance length of dflash-3 on sums" in note for note in found.notes)
 
 
+def test_answers_that_repeat_themselves_are_no_quiet_improvement(tmp_path: Path) -> None:
+    def change(cell: Cell, made: ServedCell) -> None:
+        if cell.arm.target != "mxfp4":
+            return
+        looping = ServedCell(made.k, made.concurrency)
+        for record in made.records:
+            tokens = list(record.token_ids) * 3
+            passes = [made.k] * math.ceil(len(tokens) / (made.k + 1)) if made.k else []
+            looping.answer(record.prompt_id, passes, tokens=tokens)
+        made.records, made.counters, made.now = looping.records, looping.counters, looping.now
+
+    found = compare(compared_run(tmp_path / "run", change))
+    assert row(found, "acceptance length").adjusted == Verdict.IMPROVED
+    (said,) = (note for note in found.notes if "differ in length" in note)
+    mean = TOKENS, 3 * TOKENS
+    assert said.startswith(f"Answers to sums differ in length: {mean[0]} tokens on average in bf16 (100% cut at the ")
+    assert f"{mean[1]} in mxfp4 (100%)" in said
+    alike = compare(compared_run(tmp_path / "alike", losing(0.5)))
+    assert not any("differ in length" in note for note in alike.notes)
+
+
 def test_cells_without_a_partner_are_listed(tmp_path: Path) -> None:
     plan = server_plan(concurrencies=(1,), prompts=24, names=("sums", "talk"), budgets=(3, 7))
     run = compared_run(tmp_path / "run", plan=plan)
@@ -229,6 +250,9 @@ def test_cells_without_a_partner_are_listed(tmp_path: Path) -> None:
     assert (missing.configuration, missing.workload) == ("dflash-7", "talk")
     assert missing.why == f"{NO_PARTNER}: in the base only"
     assert any("Not complete" in note for note in found.notes)
+    assert not found.finished
+    assert found.failing([Verdict.UNDECIDED])[-1] == "cells that are not finished yet"
+    assert not found.failing([Verdict.DEGRADED])
     assert row(found, "acceptance length", "dflash-7").workload == "sums"
 
 

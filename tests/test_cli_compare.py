@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,18 @@ def test_undecided_rows_and_cells_without_any_fail_a_gate_for_them(tmp_path: Pat
     assert "Without a verdict: one repeat: no interval with several in flight; measure with --repeats 3 or more" in text
     assert re.search(r"sums ar 4 tokens per second ([\d.]+) \1 ", text)
     assert "over ar in one repeat: no interval supports this" in " ".join(mxq(once, "--sweep").stdout.split())
+
+
+def test_a_verdict_on_an_unfinished_run_is_one_so_far(tmp_path: Path) -> None:
+    path = compared_run(tmp_path / "run", names=("sums", "talk")).path
+    assert "\nVerdict: PRESERVED" in f"\n{mxq(path).stdout}"
+    for cell in (path / "cells").glob("*-talk-*"):
+        shutil.rmtree(cell)
+    result = mxq(path, "--fail-on", "undecided")
+    assert "\nVerdict so far: PRESERVED" in f"\n{result.stdout}"
+    assert result.exit_code == 3
+    assert "undecided: cells that are not finished yet" in result.stderr
+    assert json.loads(mxq(path, "--json").stdout)["finished"] is False
 
 
 def test_nothing_to_judge_fails(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ def test_the_verdict_comes_first(page: str, full: Analysed) -> None:
     assert "models/bf16" in title
     assert model == "models/bf16"
     assert verdict.lower() == full.comparison.verdict
+    early = build([replace(full, comparison=replace(full.comparison, finished=False))]).parts[0].verdict
+    assert early.text == f"So far, of a run that is not complete: {build([full]).parts[0].verdict.text}"
     assert page.index('class="verdict') < page.index("<section") < page.index("<table")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mxq.analysis import alike, changes, evidence
+from mxq.analysis import alike, changes, evidence, lengths
 from mxq.analysis.alike import Unlike
 from mxq.analysis.changes import ACCEPTANCE, NO_PARTNER, SPEED, Change, Missing
 from mxq.analysis.pairs import Pair, Side, aligned, cells_of, pairs, side
@@ -34,7 +34,8 @@ class Comparison:
 
     ``verdict`` is None where it is ``withheld`` (which says why) or no row could be judged. ``missing`` are cells
     without a row. ``unlike`` is what was allowed to differ, ``warnings`` what must be known before any number,
-    ``notes`` what is to be known of these. ``prompts`` is (compared, in the workload) by workload.
+    ``notes`` what is to be known of these. ``prompts`` is (compared, in the workload) by workload. ``finished``
+    says whether the runs are: a verdict on less is one so far.
     """
 
     base_label: str
@@ -47,6 +48,7 @@ class Comparison:
     margins: Margins
     resampling: Resampling
     prompts: dict[str, tuple[int, int]]
+    finished: bool
     missing: tuple[Missing, ...]
     unlike: tuple[Unlike, ...]
     withheld: str | None
@@ -58,6 +60,7 @@ class Comparison:
         found = [f"{row.where} ({row.words})" for row in self.rows if row.adjusted in verdicts]
         if Verdict.UNDECIDED in verdicts:
             found += [f"{one.where} ({one.why})" for one in self.missing]
+            found += [] if self.finished else ["cells that are not finished yet"]
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -69,6 +72,7 @@ class Comparison:
             "runs": list(self.runs),
             "verdict": None if self.verdict is None else str(self.verdict),
             "withheld": self.withheld,
+            "finished": self.finished,
             **named,
             "margins": vars(self.margins),
             "resampling": vars(self.resampling),
@@ -133,9 +137,10 @@ def compare(
     decided = rows if withheld is None else ()
     unknown = [one for one in missing if one.quantity == ACCEPTANCE] if decided else []
     by_quantity = by(decided, unknown, "quantity")
+    labels = _label(*sides), _label(*sides[::-1])
     return Comparison(
-        base_label=_label(sides[0], sides[1]),
-        new_label=_label(sides[1], sides[0]),
+        base_label=labels[0],
+        new_label=labels[1],
         runs=tuple(run.name for run in runs),
         rows=rows,
         verdict=together(list(by_quantity.values())),
@@ -144,11 +149,12 @@ def compare(
         margins=margins,
         resampling=resampling,
         prompts=_prompts(kept, base),
+        finished=all(run.finished for run in runs),
         missing=(*_partnerless(sides), *missing),
         unlike=tuple(unlike),
         withheld=withheld,
         warnings=tuple(dict.fromkeys(said for summary in summaries for said in summary.warnings)),
-        notes=(*notes, *_notes(rows, kept, summaries)),
+        notes=(*notes, *lengths.differing(kept, *labels), *_notes(rows, kept, summaries)),
     )
 
 

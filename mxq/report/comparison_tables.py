@@ -149,7 +149,11 @@ def _verdict(comparison: Comparison) -> Iterator[Text]:
     verdict = comparison.verdict
     word = Text(str(verdict).upper() if verdict else "NONE", style=_STYLES[verdict] if verdict else "bold red")
     names = _names(comparison)
-    yield Text.assemble(("Verdict: ", "bold"), word, quoted(f", {names[1]} against {names[0]}"))
+    yield Text.assemble(
+        ("Verdict: " if comparison.finished else "Verdict so far: ", "bold"),
+        word,
+        quoted(f", {names[1]} against {names[0]}"),
+    )
     if names != (base, new):
         yield quoted(f"(base: {base}; new: {new})")
     if verdict is None:

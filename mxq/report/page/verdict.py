@@ -16,7 +16,7 @@ ALL = "all workloads"
 
 _TITLES = {
     ACCEPTANCE: "Change of acceptance length (pooled)",
-    SURVIVAL: "Change of survival, at the position where it is largest for the worse",
+    SURVIVAL: "Change of survival, at the position that decides or else lost most",
     SPEED: "Change of output tokens/s",
 }
 
@@ -27,7 +27,8 @@ def verdict_of(comparison: Comparison) -> Verdict:
         return Verdict("No verdict", "withheld", f"{_capital(comparison.withheld)}.")
     if comparison.verdict is None:
         return Verdict("No verdict", "", "No change has an interval; the table below says why.")
-    sides = f"{comparison.new_label} against {comparison.base_label}"
+    so_far = "" if comparison.finished else "So far, of a run that is not complete: "
+    sides = f"{so_far}{comparison.new_label} against {comparison.base_label}"
     said = "; ".join(_quantity(comparison, quantity) for quantity in comparison.by_quantity)
     return Verdict(str(comparison.verdict).capitalize(), _tone(comparison.verdict), f"{sides}. {_capital(said)}.")
 
