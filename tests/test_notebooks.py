@@ -12,6 +12,7 @@ FIGURES = {
     "01_dflash_on_mxfp4.ipynb": 2,
     "02_aiter_layouts.ipynb": 5,
     "03_throughput.ipynb": 3,
+    "04_is_it_preserved.ipynb": 3,
     "05_where_the_time_goes.ipynb": 5,
 }
 

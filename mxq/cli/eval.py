@@ -125,7 +125,7 @@ Examples:
 )
 @server_options
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Run directory, new or to be continued.")
-@click.option("--show", type=click.Path(path_type=Path), metavar="RUN", help="Only print what a run directory says.")
+@click.option("--show", metavar="RUN", help="Only print what a run directory says, or example:dense.")
 @click.option(
     "--check-answers",
     is_flag=True,
@@ -147,7 +147,7 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(
-    out: Path | None, show: Path | None, check_answers: bool, explain: bool, every: int, as_json: bool, **options: Any
+    out: Path | None, show: str | None, check_answers: bool, explain: bool, every: int, as_json: bool, **options: Any
 ) -> None:
     """Run targets x methods x budgets x workloads into a run directory.
 
@@ -161,10 +161,11 @@ def command(
     # Before torch is loaded: its threads spin while they wait, which on a busy machine makes small models tens of times
     # slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from mxq.evaluate import measure, read_run
+    from mxq.evaluate import measure
+    from mxq.evaluate.recorded import read
 
     if show is not None:
-        run = read_run(show)
+        run = read(show)
     else:
         assert out is not None
         servers = servers_of(options, _given())
