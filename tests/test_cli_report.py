@@ -60,6 +60,17 @@ def test_the_verdict_as_json(run: Path, tmp_path: Path) -> None:
     assert one["verdict"] in ("Preserved", "Degraded", "Improved", "Undecided")
 
 
+def test_margins_decide_a_verdict(tmp_path: Path) -> None:
+    wide = tmp_path / "wide.yaml"
+    wide.write_text("acceptance: 0.9\nsurvival: 0.9\n")
+    told = [
+        json.loads(invoke("example:dense", "-o", tmp_path / "a.md", "--json", *more).stdout)["verdicts"][0]["verdict"]
+        for more in ((), ("--margins", wide))
+    ]
+    assert told == ["Degraded", "Preserved"]
+    assert "Margins: 90 % of acceptance length" in (tmp_path / "a.md").read_text()
+
+
 def test_a_run_named_twice_is_shown_once_and_several_in_order(run: Path, tmp_path: Path) -> None:
     other = record(tmp_path / "other", full_plan(budgets=[3], names=["else"], concurrencies=(1,), repeats=1))
     result = invoke(run, other, run, "-o", tmp_path / "a.html", "--json")
@@ -78,6 +89,7 @@ def test_a_run_named_twice_is_shown_once_and_several_in_order(run: Path, tmp_pat
         (("nowhere", "-o", "a.html"), "holds no run"),
         (("example:huge", "-o", "a.html"), "there is no recorded run"),
         (("RUN", "--format", "pdf"), "is not one of"),
+        (("RUN", "-o", "a.html", "--margins", "none.yaml"), "margins none.yaml cannot be read"),
     ],
 )
 def test_wrong_usage_is_one_line(

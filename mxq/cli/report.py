@@ -44,28 +44,37 @@ Examples:
     help="What to write.  [default: by the ending of FILE; html without one]",
 )
 @click.option("--title", metavar="TEXT", help="The page's title.  [default: by the models]")
+@click.option("--margins", metavar="FILE", help="A YAML file of margins, as `mxq compare` takes it.")
 @click.option("--example", is_flag=True, help="Of the recorded runs that come with mxq.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict of every run as JSON; needs -o.")
 def command(
-    specs: tuple[str, ...], out: Path | None, kind: Format | None, title: str | None, example: bool, as_json: bool
+    specs: tuple[str, ...],
+    out: Path | None,
+    kind: Format | None,
+    title: str | None,
+    margins: str | None,
+    example: bool,
+    as_json: bool,
 ) -> None:
     """Write what runs say into one file: verdict, tables, pictures with intervals, and where the numbers come from.
 
     The verdict compares the MXFP4 target with the bf16 target of each run; with one run of each, those of the two. `mxq
-    compare` does the same in a terminal, with margins of your own, and between any runs.
+    compare` does the same in a terminal, and between any runs.
     """
     kind = _kind(out, kind)
     if as_json and out is None:
         raise UsageError("--json without -o", "say where the report goes: standard output can hold one of the two")
+    from mxq.analysis.margins import read_margins
     from mxq.evaluate.recorded import EXAMPLES, read
     from mxq.report.page.analysed import analyse_all
     from mxq.report.page.build import build
-    from mxq.stats import Resampling
+    from mxq.stats import Margins, Resampling
 
     wanted = [*specs, *(EXAMPLES if example else ())]
     if not wanted:
         raise UsageError("no run", "give a directory made by `mxq eval --out`, or --example")
-    analysed = analyse_all([read(spec) for spec in dict.fromkeys(wanted)], Resampling())
+    chosen = Margins(**read_margins(Path(margins))) if margins else Margins()
+    analysed = analyse_all([read(spec) for spec in dict.fromkeys(wanted)], Resampling(), chosen)
     page = build(analysed, title)
     if kind == "html":
         from mxq.report.page.html import write_html

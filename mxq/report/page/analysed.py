@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mxq.analysis.comparison import Comparison, compare
+from mxq.analysis.comparison import DEFAULT_MARGINS, Comparison, compare
 from mxq.analysis.intervals import Intervals, intervals
 from mxq.analysis.published import Beside, beside
 from mxq.analysis.summary import Summary, summarise
@@ -12,7 +12,7 @@ from mxq.analysis.sweep import Sweep, sweep
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Run
 from mxq.explain import Why, read_explanations, why
-from mxq.stats import Resampling
+from mxq.stats import Margins, Resampling
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,23 @@ class Analysed:
     resampling: Resampling
 
 
-def analyse_all(runs: Sequence[Run], resampling: Resampling) -> list[Analysed]:
+def analyse_all(runs: Sequence[Run], resampling: Resampling, margins: Margins = DEFAULT_MARGINS) -> list[Analysed]:
     """Analyse runs in order; a run of MXFP4 alone is compared with the one run of bf16 alone, if there is one.
 
     Raises what :func:`analyse` does.
     """
     alone = [run for run in runs if _targets(run) == {"bf16"}]
     base = alone[0] if len(alone) == 1 else None
-    return [analyse(run, resampling, base if _targets(run) == {"mxfp4"} else None) for run in runs]
+    return [analyse(run, resampling, margins, base if _targets(run) == {"mxfp4"} else None) for run in runs]
 
 
-def analyse(run: Run, resampling: Resampling, base: Run | None = None) -> Analysed:
+def analyse(run: Run, resampling: Resampling, margins: Margins = DEFAULT_MARGINS, base: Run | None = None) -> Analysed:
     """Compute everything that a report says of a run; ``base`` is a run to compare with, by default itself.
 
     Raises MxqError where a run is damaged, or no prompt of it has been answered by all arms yet.
     """
     with as_written(run):
-        comparison, refused = _compared(run, base, resampling)
+        comparison, refused = _compared(run, base, resampling, margins)
         try:
             choices = sweep(run, resampling)
         except UsageError:  # one arm of each target
@@ -79,13 +79,15 @@ def as_written(run: Run) -> Iterator[None]:
         ) from error
 
 
-def _compared(run: Run, base: Run | None, resampling: Resampling) -> tuple[Comparison | None, str | None]:
+def _compared(
+    run: Run, base: Run | None, resampling: Resampling, margins: Margins
+) -> tuple[Comparison | None, str | None]:
     """Return the comparison, or why there is none."""
     targets = _targets(run)
     if base is None and len(targets) < 2:
         return None, f"Only {' and '.join(targets)} was measured: there is nothing to compare it with."
     try:
-        return compare(base or run, run, resampling=resampling), None
+        return compare(base or run, run, margins=margins, resampling=resampling), None
     except UsageError as error:  # unlike arms are no reason to hide what each of them is
         return None, f"The arms cannot be compared. {error.message}: {error.hint}."
 
