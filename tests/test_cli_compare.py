@@ -220,6 +220,7 @@ def test_a_file_that_holds_no_margins(degraded: Path, tmp_path: Path, content: s
         (["{run}", "{run}", "--sweep"], "2 runs"),
         (["{run}", "--sweep", "--fail-on", "degraded"], "--fail-on needs a comparison"),
         (["{run}", "--resamples", "10"], "--resamples 10"),
+        (["{run}", "--resamples", "100000000000"], "intervals need 200 to 100000 resamples"),
         (["{run}", "--confidence", "95"], "--confidence 95"),
         (["{run}", "--margin-acceptance", "3"], "the margin of acceptance is 3.0"),
         (["{run}", "--workload", "gsm8k"], "has no workload gsm8k"),

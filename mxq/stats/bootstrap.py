@@ -28,6 +28,9 @@ Array = NDArray[np.float64]
 
 _LEAST_ERROR = 0.25
 
+_MOST = 100_000
+"""More resamples change no digit that is shown, and all of them are in memory at once."""
+
 
 @dataclass(frozen=True)
 class Resampling:
@@ -39,8 +42,8 @@ class Resampling:
 
     def __post_init__(self) -> None:
         """Raise ValueError for what gives no interval."""
-        if self.resamples < 200 or not 0.5 <= self.confidence < 1:
-            raise ValueError("intervals need at least 200 resamples, and a confidence from 0.5 to below 1")
+        if not 200 <= self.resamples <= _MOST or not 0.5 <= self.confidence < 1:
+            raise ValueError(f"intervals need 200 to {_MOST} resamples, and a confidence from 0.5 to below 1")
 
 
 class Scale(NamedTuple):
