@@ -144,6 +144,8 @@ def test_explaining_with_another_stride_is_refused_at_once(models: Path, copy: P
         (lambda value: value["prompts"][0]["divergence"].pop(), "12 tokens, 11 divergences"),
         (lambda value: value["prompts"][1]["divergence"].__setitem__(0, "0"), "not a list of float numbers"),
         (lambda value: value["prompts"][0]["places"].__setitem__(0, 1000), "places that are not in the answer"),
+        (lambda value: value["prompts"][0]["places"].__setitem__(0, 10**400), "too large"),
+        (lambda value: value["prompts"][0]["drift"].__setitem__(0, []), "drift that is not over the prompt and "),
         (lambda value: value["prompts"][0].pop("flips"), "flips"),
         (lambda value: value["prompts"][0]["drift"].pop(), "drift is not that of 2 layers"),
         (lambda value: value["prompts"].clear(), "drift is not that of"),

@@ -154,7 +154,7 @@ def read(path: Path, definition: Mapping[str, Any]) -> Explanation:
         depth = len(explanation.read)
         if any(len(prompt.drift) != depth for prompt in explanation.prompts) or not explanation.prompts:
             raise ValueError(f"drift is not that of {depth} layers")
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
         raise MxqError(f"{path} is not what explaining writes ({error!r})", _REMOVE) from None
     unlike = [name for name in expected if own.get(name) != expected[name]]
     if unlike or path.name != path_of(Path(), own["method"], own["num_speculative_tokens"], explanation.workload).name:
@@ -201,6 +201,8 @@ def _parse(value: Mapping[str, Any], k: int) -> ExplainedPrompt:
         raise ValueError(f"{tokens} tokens, {len(divergence)} divergences and {len(margin)} margins")
     if any(b <= a for a, b in zip((-1, *places), (*places, tokens), strict=True)):
         raise ValueError("places that are not in the answer, in order")
+    if any(len(layer) != len(EDGES) + 1 for layer in value["drift"]):
+        raise ValueError(f"drift that is not over the prompt and {len(EDGES)} ranges of tokens")
     one, two, three, four = corners
     return ExplainedPrompt(
         str(value["prompt_id"]),
