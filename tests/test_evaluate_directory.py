@@ -169,6 +169,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: Callable[[list[bytes]],
         (b'"started_at":', b'"started_at":-', "started_at is -"),
         (b'"started_at":', b'"began_at":', "unexpected keyword argument 'began_at'"),
         (b'"drafted":', b'"draughted":', "drafted is missing"),
+        (b'"started_at":', b'"' + b"x" * 1000 + b'":', "unexpected keyword argument 'xxx"),
         (b'"text":"', b'"text":5,"old":"', "unexpected keyword argument 'old'"),
         (b'"prompt_id":"talk-1"', b'"prompt_id":["talk-1"]', "prompt_id is no text"),
         (b'"prompt_id":"talk-1"', b'"prompt_id":"talk-0"', "prompt 'talk-0' is there already"),
@@ -193,6 +194,7 @@ def test_reading_leaves_out_a_line_that_is_no_record_and_names_it(
     assert (cell.arm.label, [record.prompt_id for record in cell.records]) == ("bf16 dflash-3", ["talk-0", "talk-2"])
     line, changed = found.warnings
     assert line.startswith(f"{records}, line 2: not a possible record (")
+    assert len(line) < len(str(records)) + 400
     assert why in line
     assert changed.startswith(f"{records} was changed after the cell was finished")
     with pytest.raises(MxqError, match="changed after the cell was finished"):
@@ -383,7 +385,13 @@ def test_ctrl_c_on_a_real_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "cannot read"), ("[]", "does not hold an object"), ('{"format": 9}', "has format 9"), (None, "no run.json")],
+    [
+        ("{", "cannot read"),
+        ("[]", "does not hold an object"),
+        ('{"format": 9}', "has format 9"),
+        ('{"format": "%s"}' % ("x" * 10_000), "has format 'xxx"),
+        (None, "no run.json"),
+    ],
 )
 def test_reading_what_is_no_run(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
@@ -391,6 +399,7 @@ def test_reading_what_is_no_run(tmp_path: Path, text: str | None, message: str) 
     with pytest.raises(MxqError) as caught:
         read_run(tmp_path)
     assert message in caught.value.message
+    assert len(caught.value.message) < 1000
 
 
 def test_reading_a_run_that_describes_nothing(tmp_path: Path) -> None:

@@ -231,7 +231,8 @@ def _refuse_unlike(path: Path, what: Mapping[str, Any]) -> None:
     run = read_json(path / "run.json")
     if run.get("format") != FORMAT:
         raise UsageError(
-            f"{path}/run.json has format {run.get('format')!r}, and this mxq writes {FORMAT}", "use another directory"
+            f"{path}/run.json has format {run.get('format')!r:.40}, and this mxq writes {FORMAT}",
+            "use another directory",
         )
     there, here = (_facts({name: source.get(name) for name in what}) for source in (run, _as_json(what)))
     names = [name for name in sorted(there.keys() | here.keys()) if not _MAY_DIFFER.fullmatch(name)]

@@ -78,7 +78,7 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path} holds no run (no run.json)", "give a directory made by `mxq eval --out`")
     info = read_json(path / "run.json")
     if info.get("format") != FORMAT:
-        raise UsageError(f"{path}/run.json has format {info.get('format')!r}", f"this mxq reads format {FORMAT}")
+        raise UsageError(f"{path}/run.json has format {info.get('format')!r:.40}", f"this mxq reads format {FORMAT}")
     try:
         if not all(isinstance(warning, str) for warning in info.get("warnings", ())):
             raise TypeError("a warning that is no text")

@@ -24,6 +24,7 @@ FINISH_REASONS = ("stop", "length")
 _LONGEST_S = 1e12
 """No time is longer, the clock's included. JSON has integers of any length, and sums of floats may be infinite."""
 _DIGITS = 40
+_LONGEST_REASON = 200
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -251,7 +252,8 @@ def _read(path: Path, num_speculative_tokens: int) -> Iterator[Record | str]:
 
 def _reason(error: Exception) -> str:
     missing = isinstance(error, KeyError)
-    return f"{error.args[0]} is missing" if missing else str(error).removeprefix("Record.__init__() ")
+    said = f"{error.args[0]} is missing" if missing else str(error).removeprefix("Record.__init__() ")
+    return said[:_LONGEST_REASON]  # it may quote what is there, of any length
 
 
 def _line(record: Record) -> bytes:

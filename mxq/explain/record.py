@@ -135,7 +135,7 @@ def read(path: Path, definition: Mapping[str, Any]) -> Explanation:
     except MxqError as error:
         raise MxqError(error.message, _REMOVE) from None
     if value.get("format") != FORMAT:
-        raise UsageError(f"{path} has format {value.get('format')!r}", f"this mxq reads format {FORMAT}: {_REMOVE}")
+        raise UsageError(f"{path} has format {value.get('format')!r:.40}", f"this mxq reads format {FORMAT}: {_REMOVE}")
     try:
         own = value["definition"]
         explanation = Explanation(
