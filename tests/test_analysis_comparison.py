@@ -345,6 +345,14 @@ def test_turns_of_a_conversation_are_one_prompt(tmp_path: Path) -> None:
     assert left.prompts == {"talks": (25, 26)}
 
 
+def test_one_workload_under_two_names_is_said(tmp_path: Path) -> None:
+    plan = server_plan(concurrencies=(1,), prompts=24, names=("sums", "talk"))
+    copy = replace(plan, workloads=tuple(replace(w, token_ids=plan.workloads[0].token_ids) for w in plan.workloads))
+    for number, (made, said) in enumerate(((plan, False), (copy, True))):
+        found = compare(compared_run(tmp_path / str(number), losing(0.2), plan=made))
+        assert any(note.startswith("sums and talk are the same prompts") for note in found.notes) == said
+
+
 @pytest.mark.parametrize("different", [24, 13, 1])
 def test_prompts_that_say_the_same_are_one(tmp_path: Path, different: int) -> None:
     """Twelve copies of a prompt agree with each other, which would otherwise be called preserved."""

@@ -196,6 +196,15 @@ def _twins(kept: Sequence[Pair]) -> dict[str, tuple[int, int]]:
     return {workload: (asked, different) for workload, (asked, different) in counted.items() if different < asked}
 
 
+def _same_workloads(run: Run, compared: Collection[str | None]) -> list[list[str]]:
+    """Return the names of workloads that models see as the same token ids."""
+    names: dict[str, list[str]] = {}
+    for facts in run.info["definition"]["workloads"]:
+        if facts["name"] in compared:
+            names.setdefault(str(facts.get("tokens_sha256")), []).append(facts["name"])
+    return [several for several in names.values() if len(several) > 1]
+
+
 def _notes(rows: Sequence[Row], kept: Sequence[Pair], summaries: Sequence[Summary]) -> Iterator[str]:
     for summary in summaries:
         cells = summary.run.cells
@@ -211,6 +220,11 @@ def _notes(rows: Sequence[Row], kept: Sequence[Pair], summaries: Sequence[Summar
         yield (
             f"{workload} says the same thing more than once: {asked} prompts, of which {different} differ. Those that "
             "say the same are drawn together, as one."
+        )
+    for names in _same_workloads(summaries[0].run, {row.workload for row in rows}):
+        yield (
+            f"{' and '.join(names)} are the same prompts under several names: the mean over workloads takes them for "
+            "different ones, and its interval is too narrow."
         )
     if constant := [row.where for row in rows if row.change.constant]:
         more = f", and {len(constant) - 1} more of {len(rows)} rows" if len(constant) > 1 else ""
