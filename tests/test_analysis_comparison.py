@@ -14,7 +14,7 @@ from compared import compared_run, losing
 from scripted import ScriptedEngine, decode, small_plan
 from served import TOKENS, ServedCell, server_plan
 
-from mxq.analysis.changes import COUNTERS, NO_PARTNER, NO_REPEAT, ONE_PROMPT, ONE_REPEAT
+from mxq.analysis.changes import COUNTERS, NO_DRAFT, NO_PARTNER, NO_REPEAT, ONE_PROMPT, ONE_REPEAT
 from mxq.analysis.comparison import Comparison, compare
 from mxq.analysis.rows import Row, telling, together
 from mxq.analysis.sweep import sweep
@@ -209,6 +209,20 @@ def test_a_drafter_that_does_nothing_is_compared_too(tmp_path: Path) -> None:
     assert any("exactly 1.000 for mxfp4 dflash-3" in warning for warning in found.warnings)
     assert found.withheld is None
     json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_a_drafter_that_does_nothing_on_either_side_preserves_nothing(tmp_path: Path) -> None:
+    def change(cell: Cell, made: ServedCell) -> None:
+        if made.k:
+            idle = ServedCell(made.k, made.concurrency)
+            for record in made.records:
+                idle.answer(record.prompt_id, [0] * (TOKENS - 1), tokens=list(record.token_ids))
+            made.records, made.counters, made.now = idle.records, idle.counters, idle.now
+
+    found = compare(compared_run(tmp_path / "run", change))
+    assert {(one.quantity, one.why) for one in found.missing} == {("acceptance length", NO_DRAFT)}
+    assert found.by_quantity["acceptance length"] == found.verdict == Verdict.UNDECIDED
+    assert {r.quantity for r in found.rows} == {"tokens per second"}
 
 
 def test_no_spread_at_all_is_said(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ ONE_PROMPT = "one prompt tells nothing about others: no interval"
 ONE_REPEAT = "one repeat: no interval with several in flight; measure with --repeats 3 or more"
 COUNTERS = "passes of single answers are not known, only sums: no interval"
 NO_PASS = "no verify pass"
+NO_DRAFT = "no draft was accepted on either side: there is no acceptance to preserve"
 NO_REPEAT = "no repeat that both sides have"
 
 
@@ -136,6 +137,9 @@ def _acceptance(group: Sequence[Pair], resampling: Resampling) -> Found:
         base, new = acceptance_intervals(mine, resampling), acceptance_intervals(its, resampling)
         if change is None or base is None or new is None:
             made.append(_missing(ACCEPTANCE, pair, NO_PASS))
+            continue
+        if not (mine.accepted.any() or its.accepted.any()):
+            made.append(_missing(ACCEPTANCE, pair, NO_DRAFT, 1.0, 1.0))
             continue
         if not change.pooled.bounded:
             made.append(_missing(ACCEPTANCE, pair, ONE_PROMPT, base.pooled.estimate, new.pooled.estimate))
