@@ -61,7 +61,7 @@ class ScriptedEngine:
     semantics = 1
 
     def facts(self) -> dict[str, Any]:
-        return {"device_name": "none"}
+        return {"device_name": "none", "mxfp4": "native"}
 
     def groups(self, arms: Sequence[EngineArm]) -> list[list[EngineArm]]:
         if self.together:

@@ -229,16 +229,14 @@ def test_one_emulated_repeat_is_enough(tmp_path: Path) -> None:
     assert {c.throughput_withheld for c in summary.cells if c.arm.target == "mxfp4"} == {"emulated"}
 
 
-def test_an_engine_in_this_process_emulates(tmp_path: Path) -> None:
-    class Emulating(ScriptedEngine):
+@pytest.mark.parametrize(("facts", "why"), [({"mxfp4": "emulated"}, "emulated"), ({}, "unknown")])
+def test_speed_in_this_process_is_withheld_unless_native(tmp_path: Path, facts: dict[str, Any], why: str) -> None:
+    class Engine(ScriptedEngine):
         def facts(self) -> dict[str, Any]:
-            return {"mxfp4": "emulated"}
+            return facts
 
-    summary = summarise(measured(tmp_path / "run", Emulating(counts=fixed)))
-    assert {(cell.arm.target, cell.throughput_withheld) for cell in summary.cells} == {
-        ("bf16", None),
-        ("mxfp4", "emulated"),
-    }
+    summary = summarise(measured(tmp_path / "run", Engine(counts=fixed)))
+    assert {(cell.arm.target, cell.throughput_withheld) for cell in summary.cells} == {("bf16", None), ("mxfp4", why)}
 
 
 def test_acceptance_from_counters_alone(tmp_path: Path) -> None:

@@ -73,16 +73,17 @@ def withheld(run: Run, mine: Repeats) -> str | None:
 
     "damaged": answers that ran beside others are lost, and the wall clock is that of all of them. For MXFP4,
     "emulated": MXFP4 weights are turned into numbers that the device can multiply, which says nothing about kernels for
-    MXFP4. "unknown": nothing tells which kernels a server has used.
+    MXFP4. "unknown": nothing tells which kernels were used.
     """
     if any(cell.cut and cell.concurrency > 1 for cell in mine.values()):
         return DAMAGED
     if next(iter(mine.values())).arm.target != "mxfp4":
         return None
     servers = [cell.facts.get("server") for cell in mine.values()]
-    if not any(servers):
-        return EMULATED if run.info["environment"].get("engine", {}).get("mxfp4") == "emulated" else None
-    said = {server.get("mxfp4") if isinstance(server, Mapping) else None for server in servers}
+    if any(servers):
+        said = {server.get("mxfp4") if isinstance(server, Mapping) else None for server in servers}
+    else:
+        said = {run.info["environment"].get("engine", {}).get("mxfp4")}
     return EMULATED if "emulated" in said else UNKNOWN if said != {"native"} else None
 
 
