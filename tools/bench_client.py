@@ -111,6 +111,10 @@ def own(endpoint: Endpoint, prompts: Sequence[str], load: Load) -> Pass:
     return asyncio.run(run())
 
 
+class UnansweredError(MxqError):
+    """Requests of a pass failed, which now and then some of the peer's do: the pass is made again."""
+
+
 class Peer:
     """``vllm bench serve``, loaded once."""
 
@@ -146,7 +150,8 @@ class Peer:
             raise MxqError("vllm bench serve ended", "see the log; it needs pandas")
         said = json.loads(line)
         if said["completed"] != load.requests:
-            raise MxqError(f"vllm bench serve: {said['completed']} of {load.requests} requests answered", "see the log")
+            lost = load.requests - said["completed"]
+            raise UnansweredError(f"vllm bench serve: {lost} of {load.requests} requests unanswered", "see --log")
         itl = [gap for answer in said["itls"] for gap in answer]
         return Pass(said["duration"], said["total_output_tokens"], said["ttfts"], itl)
 
@@ -155,6 +160,18 @@ class Peer:
         with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
+
+
+def answered(work: Callable[[], Pass], server: int, tries: int = 3) -> Pass:
+    """Return the first pass in which every request was answered."""
+    for left in reversed(range(tries)):
+        try:
+            return observed(work, server)
+        except UnansweredError as error:
+            if not left:
+                raise
+            note(f"{error.message}: once more")
+    raise AssertionError("no try at all")
 
 
 def observed(work: Callable[[], Pass], server: int) -> Pass:
@@ -197,7 +214,7 @@ def measure(endpoint: Endpoint, peer: Peer, prompts: list[str], load: Load, pair
         own(endpoint, sent, load)  # the server meets a batch of this size, and its answers' lengths
         for number in range(pairs):
             order = list(tools) if number % 2 == 0 else list(tools)[::-1]
-            found.append({name: observed(tools[name], server) for name in order})
+            found.append({name: answered(tools[name], server) for name in order})
             speeds = ", ".join(f"{name} {found[-1][name].speed:.1f}" for name in tools)
             note(f"concurrency {load.concurrency}, pair {number + 1} of {pairs}: {speeds} tokens/s")
     return found
