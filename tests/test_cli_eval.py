@@ -137,8 +137,10 @@ def test_bf16_and_mxfp4_side_by_side(models: Path, tmp_path: Path) -> None:
     assert "MXFP4 is emulated here" in " ".join(result.stdout.split())
     assert re.search(r"prompts +ar +[\d.]+ +emulated +1\.00x +- +-", result.stdout)
     compared = mxq("compare", out)
-    assert compared.exit_code == 0, compared.output
-    assert "Verdict: UNDECIDED, mxfp4 against bf16" in compared.stdout  # of three prompts
+    # A random drafter: whether the target accepts any of its drafts is chance. Three prompts decide nothing either way.
+    code, verdict = (1, "NONE") if "no draft was accepted on either side" in compared.stdout else (0, "UNDECIDED")
+    assert compared.exit_code == code, compared.output
+    assert f"Verdict: {verdict}, mxfp4 against bf16" in compared.stdout
     assert "not compared: MXFP4 is emulated here" in " ".join(compared.stdout.split())
     outputs = {}
     for target in ("bf16", "mxfp4"):
