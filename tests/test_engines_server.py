@@ -217,7 +217,7 @@ def test_options_that_a_version_lacks_are_left_out() -> None:
     assert not has(PER_REQUEST_ACCEPTANCE, None)
     assert not has(PER_REQUEST_ACCEPTANCE, "of my own")
     asked = Launch(("vllm", "--speculative-config", "{}", f"{option}=summary", "--enable-prefix-caching"), {})
-    assert measurable(asked, "0.32.0") == asked
+    assert measurable(asked, "0.32.0").argv == asked.argv
 
 
 def test_the_version_is_that_of_the_python_beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +250,13 @@ def test_a_running_server_is_attached_to(tmp_path: Path, monkeypatch: pytest.Mon
         attached(endpoint.base_url, MODEL)
     with pytest.raises(UsageError, match="no address"):
         attached("localhost:8000", MODEL)
+
+
+def test_a_server_that_is_measured_keeps_its_connections_open() -> None:
+    made = launch("h200", Served(MODEL), "ar", port=8000)
+    assert measurable(made, "0.32.0").env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == "3600"
+    own = launch("h200", Served(MODEL), "ar", port=8000, env={"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "7"})
+    assert measurable(own, "0.32.0").env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == "7"
 
 
 def test_a_running_server_that_caches_prefixes_is_refused(tmp_path: Path) -> None:

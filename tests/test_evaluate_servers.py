@@ -21,6 +21,8 @@ from mxq.evaluate.servers import order
 
 AR, MTP = Arm("bf16", "ar"), Arm("bf16", "mtp", 3)
 
+KEPT_OPEN = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
+
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
@@ -94,7 +96,7 @@ def test_what_is_noted_of_a_cell(fakes: Fakes, target: Path, prompts: list[str],
     server = facts["server"]
     assert (server["build"], server["version"], server["started"]) == ("vllm", "0.32.0", 1)
     assert (server["gpu"], server["gpus_beside"], server["mxfp4"]) == (None, 0, None)
-    assert server["env"] == {"A": "b"}
+    assert server["env"] == {"A": "b"} | KEPT_OPEN
     assert "--max-model-len 512" in " ".join(server["command"])
     assert server["kernels"]["attention"] == ["FLASH_ATTN"]
     assert server["log"] == "servers/bf16-mtp-3.log"
@@ -174,7 +176,7 @@ def test_servers_on_several_gpus_run_side_by_side(
     amd = measure(
         request(target, prompts[:1], methods=[], device="mi355x"), tmp_path / "amd", hardware="mi355x", gpus=("5",)
     )
-    assert amd.cells[0].facts["server"]["env"] == {"HIP_VISIBLE_DEVICES": "5"}
+    assert amd.cells[0].facts["server"]["env"] == {"HIP_VISIBLE_DEVICES": "5"} | KEPT_OPEN
     fakes.do("")
     tensor_parallel = replace(asked, engine_args=["tensor_parallel_size=2"], methods=[])
     run = measure(tensor_parallel, tmp_path / "parallel", gpus=("0", "1"))
