@@ -4,7 +4,7 @@ Each is made of a :class:`mxq.analysis.Summary` and of the intervals of its cell
 that the run has no numbers for has no panels.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mxq.analysis.intervals import NOTHING, Intervals
 from mxq.analysis.summary import CellSummary, Summary
@@ -53,25 +53,20 @@ def acceptance_vs_k(summary: Summary, intervals: Intervals = NOTHING) -> Picture
 
 def survival(summary: Summary, configuration: str, intervals: Intervals = NOTHING) -> Picture:
     """Return the share of verify passes that accepted at least i drafts, bf16 against MXFP4."""
-    panels = []
-    for workload in summary.workloads:
-        curves = []
-        for target in summary.targets:
-            cell = summary.cell(target, configuration, workload)
-            if cell and cell.acceptance:
-                known = intervals.of(cell).survival
-                points = [
-                    point(i + 1, share, known.at(i) if known else None)
-                    for i, share in enumerate(cell.acceptance.survival)
-                ]
-                curves.append(_curve(target, target, points, "-", _OF_TARGETS[target], band=True))
-        panels.append(_panel(workload, curves))
+
+    def points(cell: CellSummary) -> Iterator[Point]:
+        if cell.acceptance:
+            known = intervals.of(cell).survival
+            for i, share in enumerate(cell.acceptance.survival):
+                yield point(i + 1, share, known.at(i) if known else None)
+
+    panels = _by_target(summary, [configuration], lambda _, cell: points(cell), band=True)
     return Picture(
         key=f"survival-{configuration}",
         title=f"Survival, {titled(configuration)}",
         x_label=f"drafts accepted, at least ({configuration})",
         y_label="share of verify passes",
-        panels=_drawn(panels),
+        panels=panels,
         x_ticks=positions(panels),
         top=1.02,
         intervals=f"{intervals.percent} bands, each around a whole curve at once" if intervals else "",
@@ -80,26 +75,21 @@ def survival(summary: Summary, configuration: str, intervals: Intervals = NOTHIN
 
 def conditional(summary: Summary, configuration: str, intervals: Intervals = NOTHING) -> Picture:
     """Return the share of verify passes that accepted draft i, of those that could."""
-    panels = []
-    for workload in summary.workloads:
-        curves = []
-        for target in summary.targets:
-            cell = summary.cell(target, configuration, workload)
-            if cell and cell.acceptance and cell.acceptance.conditional:
-                known = intervals.of(cell).conditional
-                points = [
-                    point(i + 1, share, known[i] if known else None)
-                    for i, share in enumerate(cell.acceptance.conditional)
-                    if share is not None
-                ]
-                curves.append(_curve(target, target, points, "-", _OF_TARGETS[target]))
-        panels.append(_panel(workload, curves))
+
+    def points(cell: CellSummary) -> Iterator[Point]:
+        if cell.acceptance and cell.acceptance.conditional:
+            known = intervals.of(cell).conditional
+            for i, share in enumerate(cell.acceptance.conditional):
+                if share is not None:
+                    yield point(i + 1, share, known[i] if known else None)
+
+    panels = _by_target(summary, [configuration], lambda _, cell: points(cell))
     return Picture(
         key=f"conditional-{configuration}",
         title=f"Conditional acceptance, {titled(configuration)}",
         x_label=f"position of the draft ({configuration})",
         y_label="share accepted, of passes at risk",
-        panels=_drawn(panels),
+        panels=panels,
         x_ticks=positions(panels),
         top=1.02,
         intervals=f"{intervals.percent} {_BY_PROMPTS}, at each position by itself" if intervals else "",
@@ -108,25 +98,19 @@ def conditional(summary: Summary, configuration: str, intervals: Intervals = NOT
 
 def speedups(summary: Summary, concurrency: int, intervals: Intervals = NOTHING) -> Picture:
     """Return the speedup of every configuration over plain decoding by the same target, as bars."""
-    panels, categories = [], tuple(titled(name) for name in summary.configurations)
-    for workload in summary.workloads:
-        bars = []
-        for target in summary.targets:
-            points = []
-            for place, configuration in enumerate(summary.configurations):
-                cell = summary.cell(target, configuration, workload, concurrency)
-                if cell and cell.speed and (found := cell.speed.speedup_same_precision):
-                    points.append(_measured(place, found, intervals.of(cell).speedup))
-            bars.append(_curve(target, target, points))
-        panels.append(_panel(workload, bars))
+
+    def points(place: int, cell: CellSummary) -> Iterator[Point]:
+        if cell.speed and (found := cell.speed.speedup_same_precision):
+            yield _measured(place, found, intervals.of(cell).speedup)
+
     return Picture(
         key=f"speedup-{concurrency}",
         title=f"Speedup, {flight(concurrency)}",
         x_label="method and K",
         y_label="speedup over plain decoding",
-        panels=_drawn(panels),
+        panels=_by_target(summary, summary.configurations, points, concurrency),
         form="{:.2f}",
-        categories=categories,
+        categories=tuple(titled(name) for name in summary.configurations),
         references=(1.0,),
         intervals=_spread(summary, concurrency, intervals),
     )
@@ -134,23 +118,18 @@ def speedups(summary: Summary, concurrency: int, intervals: Intervals = NOTHING)
 
 def throughput(summary: Summary, concurrency: int, intervals: Intervals = NOTHING) -> Picture:
     """Return output tokens per second of every configuration, bf16 against MXFP4, as bars."""
-    panels, configurations = [], ("ar", *summary.configurations)
-    for workload in summary.workloads:
-        bars = []
-        for target in summary.targets:
-            points = []
-            for place, configuration in enumerate(configurations):
-                cell = summary.cell(target, configuration, workload, concurrency)
-                if cell and cell.speed:
-                    points.append(_measured(place, cell.speed.tokens_per_s, intervals.of(cell).tokens_per_s))
-            bars.append(_curve(target, target, points))
-        panels.append(_panel(workload, bars))
+    configurations = ("ar", *summary.configurations)
+
+    def points(place: int, cell: CellSummary) -> Iterator[Point]:
+        if cell.speed:
+            yield _measured(place, cell.speed.tokens_per_s, intervals.of(cell).tokens_per_s)
+
     return Picture(
         key=f"throughput-{concurrency}",
         title=f"Throughput, {flight(concurrency)}",
         x_label="method and K",
         y_label="output tokens/s",
-        panels=_drawn(panels),
+        panels=_by_target(summary, configurations, points, concurrency),
         form="{:.1f}",
         categories=tuple(titled(name) for name in configurations),
         intervals=_spread(summary, concurrency, intervals),
@@ -245,6 +224,29 @@ def titled(configuration: str) -> str:
 def flight(concurrency: int) -> str:
     """Return how many requests are in flight in words."""
     return "one request at a time" if concurrency == 1 else f"{concurrency} requests in flight"
+
+
+def _by_target(
+    summary: Summary,
+    configurations: Sequence[str],
+    points: Callable[[int, CellSummary], Iterable[Point]],
+    concurrency: int | None = None,
+    *,
+    band: bool = False,
+) -> tuple[Panel, ...]:
+    """Return a panel per workload with a series per target: the points of its cells, given the place of each.
+
+    A place is that of the configuration; ``concurrency`` is the lowest by default.
+    """
+    panels = []
+    for workload in summary.workloads:
+        curves = []
+        for target in summary.targets:
+            cells = [summary.cell(target, configuration, workload, concurrency) for configuration in configurations]
+            found = [one for place, cell in enumerate(cells) if cell for one in points(place, cell)]
+            curves.append(_curve(target, target, found, "-", _OF_TARGETS[target], band=band))
+        panels.append(_panel(workload, curves))
+    return _drawn(panels)
 
 
 def _by_arm(
