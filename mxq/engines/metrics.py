@@ -5,12 +5,17 @@ server was idle when both counts were taken.
 """
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mxq.engines.builds import CACHING, COUNTERS
 from mxq.engines.process import ServerError
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -46,25 +51,20 @@ def parse(text: str, model: str) -> Counters:
 
     Raises ServerError if the text is malformed, or lacks the counts of a vLLM server.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     fields = {name: field for field, name in COUNTERS.items()}
     sums: dict[str, int] = {}
     positions: dict[int, int] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                field = fields.get(sample.name)
-                if field is None or sample.labels.get("model_name", model) != model:
-                    continue
-                value = _count(sample.value)
-                if field == "per_position":
-                    position = int(sample.labels["position"])
-                    positions[position] = positions.get(position, 0) + value
-                else:
-                    sums[field] = sums.get(field, 0) + value
-    except (ValueError, KeyError, IndexError) as error:
-        raise ServerError(f"/metrics is not in Prometheus' text format ({error})", _HINT) from None
+    with _well_formed():
+        for sample in _samples(text):
+            field = fields.get(sample.name)
+            if field is None or sample.labels.get("model_name", model) != model:
+                continue
+            value = _count(sample.value)
+            if field == "per_position":
+                position = int(sample.labels["position"])
+                positions[position] = positions.get(position, 0) + value
+            else:
+                sums[field] = sums.get(field, 0) + value
     missing = [COUNTERS[field] for field in ("requests", "output_tokens", "running", "waiting") if field not in sums]
     if missing:
         raise ServerError(f"/metrics has no {missing[0]} of {model}", _HINT)
@@ -86,17 +86,26 @@ def caches_prefixes(text: str) -> bool | None:
 
     Raises ServerError if the text is malformed.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    try:
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    except (ValueError, KeyError, IndexError) as error:
-        raise ServerError(f"/metrics is not in Prometheus' text format ({error})", _HINT) from None
-    said = {sample.labels.get(CACHING[1]) for sample in samples if sample.name == CACHING[0]}
+    with _well_formed():
+        said = {sample.labels.get(CACHING[1]) for sample in _samples(text) if sample.name == CACHING[0]}
     return True if "True" in said else False if said == {"False"} else None
 
 
 _HINT = "it is the server's own count, on unless it is started with --disable-log-stats; is this vLLM 0.25 or later?"
+
+
+@contextlib.contextmanager
+def _well_formed() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, IndexError) as error:
+        raise ServerError(f"/metrics is not in Prometheus' text format ({error})", _HINT) from None
+
+
+def _samples(text: str) -> Iterator["Sample"]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
 
 
 def _count(value: float) -> int:
