@@ -20,7 +20,7 @@ LAYERS = [
     {"errors", "files", "progress"},
     {"formats", "models", "testbed"},
     {"checkpoint", "decode", "engines", "layouts", "stats", "workloads"},
-    {"verify"},
+    {"calibrate", "verify"},
     {"convert", "evaluate", "hardware"},
     {"analysis", "explain"},
     {"report"},
