@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mxq.decode.divergence import kl_divergence
 from mxq.decode.target import Pass, Target
 
 _PIECE = 128
@@ -86,7 +87,8 @@ def force(targets: tuple[Target, Target], prompt: Sequence[int], answer: Sequenc
         flips += _flips(logits, told, len(choices[0]))
         for so_far, new in zip(choices, told, strict=True):
             so_far += new.tolist()
-        compared.append((_divergence(*logits), _margin(logits[0])))
+        log_p, log_q = (row.log_softmax(-1) for row in logits)
+        compared.append((kl_divergence(log_p, log_q), _margin(logits[0])))
     size = len(answer)  # what comes behind the answer was asked of both, and is no part of it
     divergence, margin = (torch.cat(parts)[:size].cpu() for parts in zip(*compared, strict=True))
     cosine, error = (torch.cat(parts, dim=1).cpu() for parts in zip(*drift, strict=True))
@@ -106,12 +108,6 @@ def _read(seen: Pass, taps: int) -> Tensor:
 
 def _drift(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return F.cosine_similarity(a, b, dim=-1), (b - a).norm(dim=-1) / a.norm(dim=-1)
-
-
-def _divergence(p: Tensor, q: Tensor) -> Tensor:
-    log_p = p.log_softmax(-1)
-    # Rounding can leave a sum of almost nothing below 0.
-    return (log_p.exp() * (log_p - q.log_softmax(-1))).sum(-1).clamp_(min=0)
 
 
 def _margin(logits: Tensor) -> Tensor:
