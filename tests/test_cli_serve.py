@@ -294,8 +294,8 @@ def test_what_vllm_would_not_serve_is_a_line(dense_source: Path, tmp_path: Path)
 FAKE = """\
 import json, os, signal, sys, time
 signal.signal(signal.SIGINT, lambda *a: sys.exit(42))
-space = os.environ["VLLM_CPU_KVCACHE_SPACE"]
-print(json.dumps({"argv": sys.argv[1:], "pid": os.getpid(), "space": space}), flush=True)
+space, quark = os.environ["VLLM_CPU_KVCACHE_SPACE"], os.environ["QUARK_DISABLE_VLLM_PLUGIN"]
+print(json.dumps({"argv": sys.argv[1:], "pid": os.getpid(), "space": space, "quark": quark}), flush=True)
 if "--seed" not in sys.argv:
     sys.exit(7)
 time.sleep(60)
@@ -334,15 +334,18 @@ def test_where_vllm_is_not_it_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_mxq_becomes_vllm(fake: dict[str, str]) -> None:
+    fake.pop("QUARK_DISABLE_VLLM_PLUGIN", None)
     command = [str(MXQ), "serve", "testbed:dense", *CPU, "--engine-arg", "max-model-len=512"]
     done = subprocess.run(command, env=fake, capture_output=True, text=True, check=False)
     assert done.returncode == 7
     said = json.loads(done.stdout)
     assert said["argv"][:2] == ["--model", str(testbed.path("testbed:dense"))]
     assert said["argv"][-2:] == ["--max-model-len", "512"]
-    assert said["space"] == "4"
-    with subprocess.Popen([*command, "--engine-arg", "seed=1"], env=fake, stdout=subprocess.PIPE, text=True) as process:
+    assert (said["space"], said["quark"]) == ("4", "1")
+    own = fake | {"QUARK_DISABLE_VLLM_PLUGIN": "0"}
+    with subprocess.Popen([*command, "--engine-arg", "seed=1"], env=own, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["pid"] == process.pid
+        said = json.loads(process.stdout.readline())
+        assert (said["pid"], said["quark"]) == (process.pid, "0")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 42

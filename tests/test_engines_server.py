@@ -127,6 +127,19 @@ def test_the_guard_being_killed_leaves_none(tmp_path: Path) -> None:
     assert all_gone(grouped)
 
 
+@pytest.mark.parametrize(("own", "quark"), [(None, "1"), ("0", "0")])
+def test_quark_stays_out_of_servers_unless_the_user_says_otherwise(
+    own: str | None, quark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("QUARK_DISABLE_VLLM_PLUGIN", raising=False)
+    if own is not None:
+        monkeypatch.setenv("QUARK_DISABLE_VLLM_PLUGIN", own)
+    with process.started(["printenv", "QUARK_DISABLE_VLLM_PLUGIN"], {}, tmp_path / "log") as server:
+        while not server.ended:
+            time.sleep(0.02)
+    assert (tmp_path / "log").read_text() == f"{quark}\n"
+
+
 @pytest.mark.parametrize(
     "line",
     [

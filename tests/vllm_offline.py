@@ -25,6 +25,7 @@ import pytest
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # processors may be fewer, and others', in CI
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["QUARK_DISABLE_VLLM_PLUGIN"] = "1"
 
 
 def ask(jobs: list[dict[str, Any]], directory: Path, timeout_s: float = 600) -> str:

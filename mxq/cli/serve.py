@@ -178,7 +178,7 @@ def _served(spec: str) -> "Served":
 
 
 def _become(made: "Launch", hardware: str) -> None:
-    from mxq.engines.launch import HARDWARE
+    from mxq.engines.launch import HARDWARE, UNLESS_SET
     from mxq.engines.process import found
 
     program, *arguments = made.argv
@@ -190,4 +190,4 @@ def _become(made: "Launch", hardware: str) -> None:
         )
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(path, [path, *arguments], os.environ | dict(made.env))
+    os.execve(path, [path, *arguments], UNLESS_SET | dict(os.environ) | dict(made.env))

@@ -22,6 +22,9 @@ Arguments = dict[str, str | None]
 
 PUBLISHED: Arguments = {"max-num-batched-tokens": "32768", "gpu-memory-utilization": "0.9"}
 AITER = "VLLM_ROCM_USE_AITER"
+UNLESS_SET = {"QUARK_DISABLE_VLLM_PLUGIN": "1"}
+"""Variables for every server that is started here, unless the user's environment has them: amd-quark beside vLLM would
+hook into how it loads models, to quantize them there (quark/online_quantization/vllm/plugin.py)."""
 
 
 @dataclass(frozen=True)

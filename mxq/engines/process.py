@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mxq.engines import guard
 from mxq.engines.builds import CAUSES
+from mxq.engines.launch import UNLESS_SET
 from mxq.engines.vllm_log import lines_of, read_log
 from mxq.errors import MxqError, UsageError, quoted
 
@@ -109,7 +110,7 @@ def started(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **env},
+            env={**UNLESS_SET, **os.environ, **env},
             start_new_session=True,  # Ctrl-C is for this process, which then ends the server
         )
     server = ServerProcess((path, *argv[1:]), log, process, begin)
