@@ -29,3 +29,8 @@ def path(spec: str) -> Path:
 def prompts_dir() -> Path:
     """Return the directory that holds ``<workload>.jsonl`` for each of :data:`WORKLOADS`."""
     return _HERE / "prompts"
+
+
+def calibration_text() -> Path:
+    """Return the file of conversations that recipes calibrate the targets with; no held-out prompt is among them."""
+    return _HERE / "calibration.jsonl"
