@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from decoding import rewrite
 
 from mxq.checkpoint import Checkpoint
 from mxq.convert import recipe
@@ -56,13 +57,48 @@ def test_the_default_quantizes_what_the_published_checkpoints_do(source: Path) -
 
 def test_variants_differ_where_they_say(moe_source: Path) -> None:
     source = Checkpoint.open(moe_source)
-    weight_only, shared = recipe.load("mxfp4-weight-only"), recipe.load("mxfp4-shared-expert")
+    weight_only, shared = recipe.load("mxfp4-weight-only"), recipe.load("mxfp4-moe-full")
     assert (weight_only.weight_only, shared.weight_only) == (True, False)
     assert weight_only.rules == recipe.load("mxfp4").rules
     base = {piece.module for group in plan(source, recipe.load("mxfp4")).groups.values() for piece in group.pieces}
     more = {piece.module for group in plan(source, shared).groups.values() for piece in group.pieces}
     assert more > base
     assert all(".mlp.shared_expert." in name for name in more - base)
+    assert recipe.load("mxfp4-mse").rules == recipe.load("mxfp4").rules
+    assert recipe.load("mxfp4-mse").scale_rule == "mse"
+
+
+def actions(source: Checkpoint, name: str) -> dict[str, str]:
+    return {decision.tensor.name: decision.action for decision in plan(source, recipe.load(name)).decisions}
+
+
+def test_experts_alone_are_what_the_default_quantizes_of_moe_models(moe_source: Path, dense_source: Path) -> None:
+    assert actions(Checkpoint.open(moe_source), "mxfp4-experts") == actions(Checkpoint.open(moe_source), "mxfp4")
+    with pytest.raises(UsageError, match="mxfp4-experts has no rules for qwen3_5, the family of") as error:
+        plan(Checkpoint.open(dense_source), recipe.load("mxfp4-experts"))
+    assert error.value.hint is not None
+    assert error.value.hint.startswith("take mxfp4,")
+
+
+def test_the_mtp_layer_is_quantized_as_layers_of_the_model_are(source: Path, tmp_path: Path) -> None:
+    base, mtp = (actions(Checkpoint.open(source), name) for name in ("mxfp4", "mxfp4-mtp"))
+    moe = plan(Checkpoint.open(source), recipe.load("mxfp4")).family == "qwen3_5_moe"
+    more = {name for name in base if base[name] != mtp[name]}
+    layer = {name.removeprefix("mtp.layers.0.").removesuffix(".weight") for name in more}
+    if moe:
+        assert layer == {f"mlp.experts.{e}.{p}_proj" for e in range(4) for p in ("gate", "up", "down")}
+    else:
+        assert layer == {*(f"self_attn.{p}_proj" for p in "qkvo"), *(f"mlp.{p}_proj" for p in ("gate", "up", "down"))}
+
+    def drop(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("mtp.")]:
+            del tensors[name]
+
+    headless = rewrite(source, tmp_path / "headless", drop)
+    plan(Checkpoint.open(headless), recipe.load("mxfp4"))
+    with pytest.raises(UsageError, match=r"'mtp\.layers\..*' under quantize matches nothing") as error:
+        plan(Checkpoint.open(headless), recipe.load("mxfp4-mtp"))
+    assert error.value.hint == "it has no MTP head: take a recipe that leaves MTP alone, such as mxfp4"
 
 
 def test_what_a_recipe_extends_is_replaced_by_family(tmp_path: Path) -> None:
@@ -108,8 +144,15 @@ def test_mistakes_in_a_file(tmp_path: Path, content: object, reason: str) -> Non
 
 
 def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no recipe 'mxfp4-weightonly'; did you mean mxfp4-weight-only\?"):
-        recipe.load("mxfp4-weightonly")
+    for typed, meant in (
+        ("mxfp4-weightonly", "mxfp4-weight-only"),
+        ("mxfp4-expert", "mxfp4-experts"),
+        ("mxfp4_mtp", "mxfp4-mtp"),
+        ("mxfp4-full", "mxfp4-moe-full"),
+        ("mxfp4-msa", "mxfp4-mse"),
+    ):
+        with pytest.raises(UsageError, match=rf"no recipe '{typed}'; did you mean {meant}\?"):
+            recipe.load(typed)
     with pytest.raises(UsageError, match=r"none.yaml cannot be read: No such file"):
         recipe.load(str(tmp_path / "none.yaml"))
 

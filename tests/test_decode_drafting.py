@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from decoding import Models, random_prompt, rewrite
+from conversion import convert
+from decoding import Models, chat_prompts, random_prompt, rewrite
 from torch import Tensor
 
-from mxq import decode
+from mxq import decode, testbed
+from mxq.convert import dequantize, dequantize_run
 from mxq.decode.dflash import masks
 from mxq.decode.drafting import DFlashDrafter, MTPDrafter
 from mxq.decode.target import Pass, Target
 from mxq.errors import MxqError, UsageError
 from mxq.models.dflash import DFlashConfig
+from mxq.verify.run import verify
 
 IDS = torch.randint(0, 500, (60,), generator=torch.Generator().manual_seed(3))
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
@@ -262,6 +265,41 @@ def test_an_incomplete_mtp_head(dense_models: Models, tmp_path: Path) -> None:
     target = decode.load_target(rewrite(dense_models.target, tmp_path / "m", lambda t: t.pop("mtp.norm.weight")))
     with pytest.raises(MxqError, match=r"missing: mtp\.norm\.weight"):
         decode.load_drafter(None, target, "mtp")
+
+
+@pytest.mark.parametrize("kind", testbed.NAMES)
+def test_an_mxfp4_head_drafts_with_the_numbers_of_its_weights(kind: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "w4a16.yaml"
+    recipe.write_text("name: w4a16\ndescription: weights alone\nextends: mxfp4-mtp\nactivations: none\n")
+    source = testbed.path(f"testbed:{kind}")
+    w4a16, w4a4 = (convert(source, tmp_path / name, str(by)) for name, by in (("a", recipe), ("b", "mxfp4-mtp")))
+    assert not verify(w4a4, source).problems
+    dequantize_run.run(dequantize.plan(w4a16), tmp_path / "simulated", "w4a16")
+    prompt = chat_prompts(Models(source, source), 1)[-1]
+    drafted = {}
+    for name in ("a", "b", "simulated"):
+        target = decode.load_target(tmp_path / name, dtype=torch.float32)
+        drafter = decode.load_drafter(None, target, "mtp")
+        made = decode.generate(target, prompt, drafter=drafter, num_speculative_tokens=3, max_new_tokens=64)
+        assert made.token_ids == decode.generate(target, prompt, max_new_tokens=64).token_ids
+        drafted[name] = made.accepted
+    assert drafted["a"] == drafted["simulated"]
+    assert sum(drafted["b"]) > len(drafted["b"])
+    # And the head is not that of the source: in float32 its output moves by what MXFP4 costs, and by more with W4A4.
+    moved = [drift(source, tmp_path / name) for name in ("a", "b")]
+    assert 0.01 < moved[0] < moved[1] < 0.5
+
+
+@torch.inference_mode()
+def drift(source: Path, other: Path) -> float:
+    """How far another checkpoint's head is from the source's on the same inputs, relative."""
+    hidden = torch.randn(2, 1, 12, 256, generator=torch.Generator().manual_seed(0))
+    outputs = []
+    for path in (source, other):
+        drafter = decode.load_drafter(None, decode.load_target(path, dtype=torch.float32), "mtp")
+        assert isinstance(drafter, MTPDrafter)
+        outputs.append(drafter.model(hidden[0], hidden[1], torch.arange(12)[None], None))
+    return float((outputs[0] - outputs[1]).norm() / outputs[0].norm())
 
 
 def test_methods_and_paths_must_fit(dense_models: Models, dense_target: Target) -> None:

@@ -60,6 +60,7 @@ def checkpoints(kind: str, root: Path) -> None:
         ("w4a16", WEIGHT_ONLY, {}),
         ("w4a16-packed", WEIGHT_ONLY, {"form": "compressed-tensors"}),
         ("w4a4", "mxfp4", {}),
+        ("w4a4-mtp", "mxfp4-mtp", {}),
         ("w4a4-packed", "mxfp4", {"form": "compressed-tensors"}),
         *([("w4a4-fused", "mxfp4", {"experts": "fused"})] if kind == "moe" else []),
     ):
@@ -84,6 +85,7 @@ def battery(tmp_path_factory: pytest.TempPathFactory) -> Battery:
         *(("moe", name, "ar", ()) for name in [*plain, "w4a4-fused"]),
         ("moe", "w4a4", "unrounded experts", ("rounded experts",)),
         *(("moe", "w4a4", method, ()) for method in ("mtp", "dflash")),
+        *((kind, "w4a4-mtp", "mtp", ()) for kind in testbed.NAMES),
         ("dense", "bf16", "dflash", ()),
         ("dense", "bf16", "dflash without norms", ("norms",)),
     ]
@@ -193,6 +195,13 @@ def test_drafts_of_dflash_are_accepted_as_in_process(battery: Battery) -> None:
 @pytest.mark.parametrize("method", ["mtp", "dflash"])
 def test_drafts_for_mxfp4_are_accepted_as_in_process(battery: Battery, method: str) -> None:
     theirs, ours = battery.accepted("moe", "w4a4", method), in_process(battery, "moe", "w4a4", method)
+    assert acceptance_length(theirs) == pytest.approx(acceptance_length(ours), rel=0.2)
+    assert acceptance_length(theirs) > 2
+
+
+@pytest.mark.parametrize("kind", testbed.NAMES)
+def test_drafts_of_an_mxfp4_head_are_accepted_as_in_process(battery: Battery, kind: str) -> None:
+    theirs, ours = battery.accepted(kind, "w4a4-mtp", "mtp"), in_process(battery, kind, "w4a4-mtp", "mtp")
     assert acceptance_length(theirs) == pytest.approx(acceptance_length(ours), rel=0.2)
     assert acceptance_length(theirs) > 2
 

@@ -115,7 +115,13 @@ def test_parts_by_hand() -> None:
     # Packed, 4.25 bits a parameter; MTP's passes and lm_head stay bf16, once for each draft.
     packed = replace(SETUPS["Qwen3.5-27B", "mxfp4"], machine=replace(one.machine, packed_share=1.0, mxfp4=1e30))
     assert packed.step("ar", 0, 1, 1)["weights"] == pytest.approx((layers - 48 * 96 * 5120) * 17 / 32 / 1e12, rel=0.02)
-    assert packed.step("mtp", 5, 1, 1)["draft lm_head"] == pytest.approx(5 * parts["lm_head"])
+    kept = packed.step("mtp", 5, 1, 1)
+    assert kept["draft lm_head"] == pytest.approx(5 * parts["lm_head"])
+    # With the recipe mxfp4-mtp all of them but fc are packed.
+    mtp = replace(packed, packed=replace(packed.packed, mtp=True)).step("mtp", 5, 1, 1)
+    fc = 5 * 2 * 2 * 5120**2 / 1e12
+    assert mtp["draft weights"] - fc == pytest.approx((kept["draft weights"] - fc) * 17 / 64)
+    assert mtp["weights"] == kept["weights"]
 
 
 def test_operations_count_only_where_they_take_longer_than_reading() -> None:

@@ -32,8 +32,17 @@ def test_bytes_are_those_of_the_plan(name: str, tmp_path: Path) -> None:
 
 def test_shared_experts_are_counted_as_their_recipe_quantizes_them(tmp_path: Path) -> None:
     name = "Qwen3.5-35B-A3B"
-    made = plan(Checkpoint.open(architectures.write(tmp_path / name, name)), recipe.load("mxfp4-shared-expert"))
+    made = plan(Checkpoint.open(architectures.write(tmp_path / name, name)), recipe.load("mxfp4-moe-full"))
     assert target(name).weight_bytes(Packed(experts=True, shared=True)) == made.bytes_after
+
+
+@pytest.mark.parametrize("name", architectures.NAMES[:2])
+def test_an_mtp_layer_is_counted_as_its_recipe_quantizes_it(name: str, tmp_path: Path) -> None:
+    made = plan(Checkpoint.open(architectures.write(tmp_path / name, name)), recipe.load("mxfp4-mtp"))
+    quantized = config_for("quark", made.exclude, weight_only=False, rule="even")
+    packed = packed_of(facts_of("m", config(name) | {"quantization_config": quantized}, "m"))
+    assert packed == replace(target(name).packed_by_recipe(), mtp=True)
+    assert target(name).weight_bytes(packed) == made.bytes_after
 
 
 @pytest.mark.parametrize("name", architectures.NAMES)

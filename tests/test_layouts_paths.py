@@ -170,7 +170,7 @@ def test_it_fits_on_a_terminal_of_80_columns_and_is_what_the_page_shows(
     shown = [capsys.readouterr().out]
     printed = "\n".join(line.rstrip() for line in shown[0].strip().splitlines()[2:])
     assert printed in PAGE.read_text(encoding="utf-8")
-    for name in ("mxfp4-shared-expert", "mxfp4-weight-only"):
+    for name in ("mxfp4-moe-full", "mxfp4-weight-only"):
         full = mxq_plan(moe_source, "--tp", "1,2,4,8", "--ep", "1,4", "--recipe", name).stdout
         shown.append(full[full.index("MI355X") :])
     for text in shown:
@@ -310,7 +310,7 @@ def test_every_fact_has_a_verdict_and_a_source() -> None:
 
 def test_a_shared_expert_is_whole_where_tokens_are_shared(moe_source: Path) -> None:
     sizes = {}
-    for one in placement(moe_source, "--tp", "2", "--ep", "1,2,4", "--recipe", "mxfp4-shared-expert"):
+    for one in placement(moe_source, "--tp", "2", "--ep", "1,2,4", "--recipe", "mxfp4-moe-full"):
         (experts,) = (kind for kind in one["experts"] if kind["packed"])
         assert ("fused-shared" in {fact["id"] for fact in experts["facts"]}) == (one["ep"] == 1)
         (down,) = (kind for kind in one["linear"] if kind["name"] == "mlp.shared_expert.down_proj")

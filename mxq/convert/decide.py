@@ -44,7 +44,9 @@ def rules(source: Checkpoint, recipe: Recipe, family: str, held: dict[str, list[
         if rule not in used and rule.section != "keep_if_present":
             raise UsageError(
                 f"recipe {recipe.name}: {rule.pattern!r} under {rule.section} matches nothing in {source.path}",
-                "correct or remove it; what a checkpoint may lack goes under keep_if_present",
+                "it has no MTP head: take a recipe that leaves MTP alone, such as mxfp4"
+                if qwen35.part(rule.pattern) == "mtp" and not any(qwen35.part(name) == "mtp" for name in decided)
+                else "correct or remove it; what a checkpoint may lack goes under keep_if_present",
             )
     _check_together({piece.module for name in decided if decided[name].quantizes for piece in held[name]}, held)
     return decided

@@ -167,7 +167,10 @@ def plan(
     family = qwen35.family(source.config, str(source.path))
     source = fp8.numbers(source)
     if family not in recipe.rules:
-        raise UsageError(f"recipe {recipe.name} has no rules for {family}, the family of {source.path}")
+        raise UsageError(
+            f"recipe {recipe.name} has no rules for {family}, the family of {source.path}",
+            "take mxfp4, which has rules for dense and MoE models, or another of recipes/README.md",
+        )
     copied_files(source.path)  # raises for one that could not be copied, long before its turn
     try:
         held = {name: qwen35.pieces(name, tensor.shape) for name, tensor in source.tensors.items()}

@@ -496,7 +496,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1, and shared experts of {model} are bf16 beside MXFP4 ones: they "
         "cannot be fused",
-        "unset it, or quantize with the recipe mxfp4-shared-expert",
+        "unset it, or quantize with the recipe mxfp4-moe-full",
         ("vllm-project/vllm#54206", "vllm-project/vllm#54573", "sgl-project/sglang#22948"),
     ),
     # AITER on MI355X: linears.

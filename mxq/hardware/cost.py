@@ -20,7 +20,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from mxq.hardware.machine import Machine
-from mxq.hardware.shape import BF16_BYTES, MXFP4_BYTES, DrafterShape, Packed, TargetShape
+from mxq.hardware.shape import BF16, BF16_BYTES, MXFP4_BYTES, DrafterShape, Packed, TargetShape
 
 PARTS = (
     *("weights", "experts", "lm_head", "K/V", "state", "snapshots", "operations", "overhead"),
@@ -123,11 +123,12 @@ class Setup:
         parts[f"{draft}operations"] += max(0.0, 2 * parameters * tokens / rate - reading)
 
     def _mtp_pass(self, sequences: int, context: float) -> Parts:
-        """Return one pass of the MTP head: its layer and fc are bf16, and it has an lm_head to itself each time."""
+        """Return one pass of the MTP head: its fc is bf16, and it has an lm_head to itself each time."""
         target, parts = self.target, _none()
-        own = 2 * target.hidden**2 + target.attention + target.mlp
-        self._product(parts, "draft weights", own, sequences)
-        self._experts(parts, "draft weights", 1, sequences, Packed())
+        packed = self.packed if self.packed.mtp else BF16
+        self._product(parts, "draft weights", 2 * target.hidden**2, sequences)
+        self._product(parts, "draft weights", target.attention + target.mlp, sequences, packed=packed.linears)
+        self._experts(parts, "draft weights", 1, sequences, packed)
         self._product(parts, "draft lm_head", target.lm_head, sequences)
         parts["draft K/V"] = sequences * context * target.kv_bytes / self.machine.bandwidth
         parts["draft overhead"] = self.machine.layer_s + self.machine.draft_s

@@ -27,6 +27,7 @@ class ModelFacts:
         experts_quantized: routed experts are MXFP4.
         shared_quantized: shared experts are.
         linears_quantized: other linears of the language model are.
+        mtp_quantized: the layer of its MTP head is, as far as those of the language model are.
         gates_quantized: in_proj_a or in_proj_b of its gated DeltaNet is.
         hidden: the width of its layers, H.
         experts: how many routed experts a layer has, E.
@@ -43,6 +44,7 @@ class ModelFacts:
     experts_quantized: bool = False
     shared_quantized: bool = False
     linears_quantized: bool = False
+    mtp_quantized: bool = False
     gates_quantized: bool = False
     hidden: int | None = None
     experts: int | None = None
@@ -93,8 +95,8 @@ def facts_of(name: str, config: dict[str, Any], where: str) -> ModelFacts:
     claims = claims_of(config, where) if method in (*FORMS, AUTOROUND) else None
     prefix = "model." if text_only else "model.language_model."
 
-    def quantized(*modules: str) -> bool:
-        return claims is not None and any(claims.is_quantized(f"{prefix}layers.{module}") for module in modules)
+    def quantized(*modules: str, of: str = prefix) -> bool:
+        return claims is not None and any(claims.is_quantized(f"{of}layers.{module}") for module in modules)
 
     kinds = text.get("layer_types")
     attention = kinds.index("full_attention") if isinstance(kinds, list) and "full_attention" in kinds else 3
@@ -109,6 +111,7 @@ def facts_of(name: str, config: dict[str, Any], where: str) -> ModelFacts:
         experts_quantized=moe and quantized("0.mlp.experts.0.down_proj"),
         shared_quantized=moe and quantized("0.mlp.shared_expert.down_proj"),
         linears_quantized=quantized("0.linear_attn.out_proj", f"{attention}.self_attn.o_proj", *inner),
+        mtp_quantized=quantized("0.mlp.experts.0.down_proj" if moe else "0.mlp.down_proj", of="mtp."),
         gates_quantized=quantized("0.linear_attn.in_proj_a", "0.linear_attn.in_proj_b"),
         hidden=_size(text, "hidden_size"),
         experts=_size(text, "num_experts") if moe else None,

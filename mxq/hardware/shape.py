@@ -22,11 +22,12 @@ _STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Packed:
-    """Which weights of the language model are MXFP4; the rest is bf16."""
+    """Which weights are MXFP4; the MTP head's layer, if it is, is as those of the language model. All else is bf16."""
 
     linears: bool = False
     experts: bool = False
     shared: bool = False
+    mtp: bool = False
 
     @property
     def any(self) -> bool:
@@ -114,7 +115,11 @@ class TargetShape:
         """Return the bytes of the checkpoint's tensors."""
         linears = self.gdn_layers * self.gdn + self.attention_layers * self.attention + self.layers * self.mlp
         quantized = linears * packed.linears
-        quantized += self.layers * (self.experts * self.expert * packed.experts + self.shared * packed.shared)
+        layers = self.layers
+        if packed.mtp and self.has_mtp:
+            quantized += (self.attention + self.mlp) * packed.linears
+            layers += 1
+        quantized += layers * (self.experts * self.expert * packed.experts + self.shared * packed.shared)
         rest = self.parameters - quantized
         return round(quantized * MXFP4_BYTES + rest * BF16_BYTES + self.small_float32 * 2)
 
@@ -231,7 +236,7 @@ def _vision(vision: Mapping[str, Any], size: Any) -> int:
 
 def packed_of(facts: ModelFacts) -> Packed:
     """Return what of a checkpoint is MXFP4, as its ``quantization_config`` says."""
-    return Packed(facts.linears_quantized, facts.experts_quantized, facts.shared_quantized)
+    return Packed(facts.linears_quantized, facts.experts_quantized, facts.shared_quantized, facts.mtp_quantized)
 
 
 def drafter_shape(config: dict[str, Any], where: str) -> DrafterShape:
