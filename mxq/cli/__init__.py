@@ -26,6 +26,7 @@ _VERBS = {
     "dequantize": ("dequantize", "Write an MXFP4 checkpoint's weights as bf16."),
     "layout": ("layout", "Write, undo or check the byte orders that AITER's kernels read."),
     "inspect": ("inspect", "Look into a checkpoint: tensors, sizes, what is quantized."),
+    "sensitivity": ("sensitivity", "Measure what each part, quantized by itself, does to the output."),
     "doctor": ("doctor", "Say what is installed, set and known to go wrong; read a server's log."),
     "eval": ("eval", "Run targets x methods x budgets x workloads into a run directory."),
     "compare": ("compare", "Say with intervals whether acceptance and speed are preserved."),

@@ -105,6 +105,12 @@ class Plan:
         """Bytes of all tensors written."""
         return sum(tensor.nbytes for group in self.groups.values() for tensor in group.outputs)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many rows the embedding has."""
+        embeddings = (name for name in self.source.tensors if qwen35.role(name) is qwen35.Role.EMBEDDING)
+        return self.source.tensors[next(embeddings)].shape[0]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON can hold it."""
         return {

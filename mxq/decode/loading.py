@@ -80,7 +80,7 @@ class Placer:
         module.requires_grad_(False)
         if self._checkpoint.quantization is not None and not self._checkpoint.quantization.weight_only:
             for owner in quantized:
-                self._quantize_inputs(module.get_submodule(owner))
+                round_inputs(module.get_submodule(owner), self._quantizer)
 
     def _unquantized(self, name: str, shape: torch.Size) -> Tensor:
         self.used.add(name)
@@ -154,12 +154,21 @@ class Placer:
             )
         return out, kinds.pop()
 
-    def _quantize_inputs(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self._quantizer.before)
-        if hasattr(module, "gate_up_proj"):
-            # transformers calls this between an expert's two matrix products.
-            gate: Callable[[Tensor], Tensor] = module._apply_gate  # type: ignore[assignment]
-            module._apply_gate = lambda gate_up: fake_quantize(gate(gate_up))  # type: ignore[assignment]
+
+def round_inputs(module: nn.Module, quantizer: ActivationQuantizer) -> Callable[[], None]:
+    """Let a linear, or the experts of a layer, round what it multiplies to MXFP4 and back; returns what undoes it."""
+    handle = module.register_forward_pre_hook(quantizer.before)
+    if not hasattr(module, "gate_up_proj"):
+        return handle.remove
+    # transformers calls this between an expert's two matrix products.
+    gate: Callable[[Tensor], Tensor] = module._apply_gate  # type: ignore[assignment]
+    module._apply_gate = lambda gate_up: fake_quantize(gate(gate_up))  # type: ignore[assignment]
+
+    def undo() -> None:
+        handle.remove()
+        del module._apply_gate
+
+    return undo
 
 
 def refuse_unused(checkpoint: Checkpoint, used: Collection[str], ignored: tuple[str, ...]) -> None:

@@ -114,16 +114,32 @@ class Target:
         """Return the output head's logits [..., vocabulary] for ``hidden``, which must have passed a final norm."""
         return F.linear(hidden, self.lm_head)
 
+    def read(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Run layers ``first`` up to ``last``, which is not run, over a whole text.
+
+        ``x`` [T, hidden]: what goes into the first of them, of layer 0 the embeddings. Returns what comes out of the
+        last of them, before any norm.
+        """
+        return self._layers(self.start(len(x)), x[None], range(first, last), block=False)[0][0]
+
     def _run(self, state: TargetState, ids: Tensor, taps: Sequence[int], block: bool) -> tuple[Tensor, Tensor | None]:
         state.updates.clear()
-        past, length = state.length, len(ids)
-        x = self.embed(ids[None])
+        x, outputs = self._layers(state, self.embed(ids[None]), range(len(self.model.layers)), block, taps)
+        features = torch.cat([outputs[layer_id] for layer_id in taps], dim=-1) if taps else None
+        return self.model.norm(x)[0], features
+
+    def _layers(
+        self, state: TargetState, x: Tensor, layers: range, block: bool, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run ``layers`` over ``x`` [1, T, hidden]; returns what comes out of the last and of those in ``taps``."""
+        past, length = state.length, x.shape[1]
         positions = torch.arange(past, past + length, device=self.device)[None, None]
         rotary = self.model.rotary_emb(x, positions)
         mask = causal_mask(length, past, self.device)
         tapped: dict[int, Tensor] = {}
-        delta = 0
-        for index, layer in enumerate(self.model.layers):
+        delta = sum(layer.block_type != "full_attention" for layer in self.model.layers[: layers.start])
+        for index in layers:
+            layer = self.model.layers[index]
             normed = layer.input_layernorm(x)
             if layer.block_type == "full_attention":
                 mixed = layer.self_attn(
@@ -142,8 +158,7 @@ class Target:
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             if index in taps:
                 tapped[index] = x[0]
-        features = torch.cat([tapped[layer_id] for layer_id in taps], dim=-1) if taps else None
-        return self.model.norm(x)[0], features
+        return x, tapped
 
 
 def load_target(path: Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> Target:

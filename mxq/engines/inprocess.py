@@ -29,7 +29,7 @@ class InProcessEngine:
 
     def __init__(self, *, dtype: str, device: str, sampling: Sampling, eos_token_ids: Sequence[int]) -> None:
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self._device = _device(device)
+        self._device = device_named(device)
         self._sampling = sampling
         self._eos = frozenset(eos_token_ids)
 
@@ -107,7 +107,8 @@ class InProcessEngine:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """Return the device that torch calls ``name``; raise UsageError if it is not here."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
