@@ -181,7 +181,7 @@ def test_a_group_with_outliers_comes_first(source: Path, tmp_path: Path) -> None
 
 
 def test_groups_are_never_a_part_of_what_engines_fuse(source: Path) -> None:
-    made = planned(source, "mxfp4-shared-expert")
+    made = planned(source, "mxfp4-moe-full")
     found = groups_of(made)
     modules = [piece.module for group in found for piece in group.pieces]
     assert len(modules) == len(set(modules)) == sum(len(group.pieces) for group in made.groups.values())
