@@ -220,6 +220,32 @@ def test_recipes_that_do_not_fit_the_checkpoint(
         plan(Checkpoint.open(dense_source), loaded)
 
 
+def test_exceptions_are_kept_whatever_is_quantized(tmp_path: Path, source: Path) -> None:
+    family = plan(Checkpoint.open(source), recipe.load("mxfp4")).family
+    layer = "model.*layers.1.mlp.experts.*" if family == "qwen3_5_moe" else "model.*layers.[12].mlp.*"
+    loaded = recipe.load(written(tmp_path, changed({"except": [layer]}, family)))
+    assert recipe.load(written(tmp_path, loaded.as_dict())) == loaded
+    before, after = (plan(Checkpoint.open(source), one) for one in (recipe.load("mxfp4"), loaded))
+    left = {d.tensor.name: d for d in after.decisions if d.rule == layer}
+    assert {d.action for d in left.values()} == {"keep"}
+    assert len(left) == (2 if family == "qwen3_5_moe" else 6)
+    for old, new in zip(before.decisions, after.decisions, strict=True):
+        assert new == (left.get(new.tensor.name) or old)
+    saved = sum(d.bytes_before for d in left.values()) - sum(
+        d.bytes_after for d in before.decisions if d.tensor.name in left
+    )
+    assert after.bytes_after == before.bytes_after + saved
+
+
+def test_exceptions_must_match_and_split_nothing(tmp_path: Path, dense_source: Path) -> None:
+    for pattern, reason in (
+        ("model.*layers.9.*", "under except matches nothing"),
+        ("*layers.1.mlp.up_proj", "gate_proj would be quantized but .*up_proj not"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            plan(Checkpoint.open(dense_source), recipe.load(written(tmp_path, changed({"except": [pattern]}))))
+
+
 def test_experts_quantized_in_part(tmp_path: Path, moe_source: Path) -> None:
     source = Checkpoint.open(moe_source)
     keep = MXFP4["rules"]["qwen3_5_moe"]["keep"]

@@ -63,6 +63,9 @@ def _rule(source: Checkpoint, recipe: Recipe, family: str, module: str, used: se
             f"recipe {recipe.name} has no rule for {module} of {source.path}", "add it under quantize or keep"
         )
     used.update(found)
+    excepted = next((rule for rule in found if rule.section == "except"), None)
+    if excepted is not None:
+        return excepted
     if len({rule.quantizes for rule in found}) > 1:
         kept = next(rule for rule in found if not rule.quantizes)
         raise UsageError(

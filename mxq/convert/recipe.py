@@ -18,7 +18,7 @@ from mxq.models import qwen35
 FAMILIES = tuple(dict.fromkeys(qwen35.FAMILIES.values()))
 SCALE_RULES = tuple(RULES)
 ACTIVATIONS = ("dynamic", "none")
-_SECTIONS = ("quantize", "keep", "keep_if_present")
+_SECTIONS = ("quantize", "except", "keep", "keep_if_present")
 _KEYS = ("name", "description", "extends", "scale_rule", "activations", "rules")
 
 
@@ -28,7 +28,8 @@ class Rule:
 
     Attributes:
         pattern: a shell pattern for names without ``.weight`` and ``.bias``.
-        section: ``quantize``, ``keep`` or ``keep_if_present``; rules of the last may match nothing.
+        section: ``quantize``, ``except`` (kept, whatever ``quantize`` says), ``keep`` or ``keep_if_present``; rules of
+            the last may match nothing.
     """
 
     pattern: str
@@ -82,6 +83,9 @@ class Recipe:
             family: {section: [rule.pattern for rule in rules if rule.section == section] for section in _SECTIONS}
             for family, rules in self.rules.items()
         }
+        for patterns in sections.values():
+            if not patterns["except"]:
+                del patterns["except"]
         return {
             "name": self.name,
             "description": self.description,
