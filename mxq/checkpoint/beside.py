@@ -8,6 +8,7 @@ from mxq.errors import MxqError
 MANIFEST = "mxq_manifest.json"
 DEQUANTIZED = "mxq_dequantized.json"  # takes the manifest's place where MXFP4 was made into bf16 again
 LAYERS = "layers.jsonl"
+SCALES = "mxq_scales.npz"  # of calibrated weights; by its name and form no engine takes it for weights
 CARD = "README.md"
 
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
@@ -61,7 +62,7 @@ def _is_ours(path: Path, file: Path) -> bool:
 
 def left_files(path: Path) -> list[str]:
     """Return what else a source's directory holds, hidden files apart, and no output will."""
-    known = {"config.json", INDEX, MANIFEST, DEQUANTIZED, LAYERS, CARD, *copied_files(path)}
+    known = {"config.json", INDEX, MANIFEST, DEQUANTIZED, LAYERS, SCALES, CARD, *copied_files(path)}
     return sorted(
         entry.name
         for entry in path.iterdir()

@@ -69,7 +69,7 @@ def command(
     from mxq.checkpoint import open_headers
     from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
-    from mxq.convert.estimate import estimate
+    from mxq.convert.estimate import calibration, estimate
     from mxq.convert.plan import plan
     from mxq.convert.stream import most_at_once
 
@@ -79,16 +79,26 @@ def command(
         from mxq.convert.placement import place
 
         placed = place(planned, tps or (1,), eps)
-    expected = estimate(planned, jobs)
+    expected, calibrating, asked = estimate(planned, jobs), calibration(planned), planned.recipe.calibration
     files, at_once = most_at_once(planned, planned.source.sizes)
     if as_json:
         stream = {"source_files_at_once": files, "disk_bytes": planned.bytes_after + at_once}
         facts = {"model": model, **planned.as_dict(), "expected": asdict(expected), "stream": stream}
+        if calibrating is not None and asked is not None:
+            facts["calibration"] = {"algorithm": planned.recipe.algorithm, **asdict(asked), **asdict(calibrating)}
         if placed:
             facts["placement"] = as_dict(placed)
         click.echo(json.dumps(facts, indent=2))
         return
     _show(planned, model, tensors)
+    if calibrating is not None and asked is not None:
+        own = "the testbed's text" if model.startswith("testbed:") else "text from --calib"
+        text = f"{asked.samples} samples of {asked.length} tokens ({asked.set or own})"
+        click.echo(
+            f"calibration by {planned.recipe.algorithm} on {text} comes first:\n"
+            f"{calibrating.blocks} decoder layers one after the other, about {size(calibrating.peak_bytes)} of memory "
+            "for one with its text"
+        )
     click.echo(
         f"expected with {jobs} thread(s): {size(expected.peak_bytes)} of memory at most, "
         f"{_duration(expected.seconds)} or\nas long as it takes to read and write the files"

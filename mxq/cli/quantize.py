@@ -20,6 +20,7 @@ Examples:
   mxq quantize testbed:dense ./dense-mxfp4
   mxq quantize ./Qwen3.5-35B-A3B ./out --recipe mxfp4 --max-shard-size 10GB
   mxq quantize Qwen/Qwen3.5-27B ./out --recipe mxfp4-weight-only
+  mxq quantize ./Qwen3.5-27B ./out --recipe mxfp4-gptq --calib ./text.jsonl
   mxq quantize Qwen/Qwen3.5-27B ./out --format compressed-tensors
   mxq quantize Qwen/Qwen3.5-397B-A17B-FP8 ./out
   mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
@@ -34,6 +35,12 @@ Examples:
 @click.argument("out", type=click.Path(path_type=Path))
 @conversion_options
 @shard_size_option
+@click.option(
+    "--calib",
+    metavar="NAME|FILE",
+    multiple=True,
+    help="Text that a calibrated recipe measures activations on, repeatable.  [default: as the recipe says]",
+)
 @click.option(
     "--stream",
     is_flag=True,
@@ -70,6 +77,7 @@ def command(
     form: str,
     experts: str,
     max_shard_size: int,
+    calib: tuple[str, ...],
     stream: bool,
     check_source: bool,
     jobs: int,
@@ -91,12 +99,12 @@ def command(
     from mxq.checkpoint import Checkpoint, open_headers, resolve
     from mxq.checkpoint.resolve import hub_id
     from mxq.convert import recipe as recipes
+    from mxq.convert.calibration import prepare
     from mxq.convert.devices import named
     from mxq.convert.origin import begun
     from mxq.convert.partial import check
     from mxq.convert.plan import plan
-    from mxq.convert.run import run
-    from mxq.convert.stream import most_at_once
+    from mxq.convert.run import disk_bytes, run
 
     if executor == "local" and ray_address is not None:
         raise UsageError("--ray-address is for --executor ray", "add it, or leave the address out")
@@ -106,6 +114,9 @@ def command(
         raise UsageError("--device is for --executor local", "nodes of a cluster convert on their CPUs")
     devices = named(device)
     chosen = recipes.load(recipe)
+    if chosen.algorithm is not None and (stream or executor == "ray"):
+        option = "--stream" if stream else "--executor ray"
+        raise UsageError(f"{option} is for recipes that do not calibrate, and {chosen.name} does", "leave it out")
     options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
     on_hub = hub_id(model)
     for option, given in (("--stream", stream), ("--check-source", check_source)):
@@ -117,12 +128,16 @@ def command(
 
             check_cached(on_hub)
         if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
-            planned = plan(open_headers(model, beside=stream), chosen, **options)
-            at_once = most_at_once(planned, planned.source.elsewhere)[1] if stream else 0
-            check(out, planned.bytes_after + at_once, begun(planned, model, stream=stream))
+            tokenizer = stream or chosen.algorithm is not None
+            planned = plan(open_headers(model, beside=tokenizer), chosen, **options)
+            stage = prepare(planned, model, calib, devices)
+            made = begun(planned, model, stage=stage, stream=stream)
+            check(out, disk_bytes(planned, stage, stream=stream), made)
         if not stream:
             planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
-        run(planned, out, model, jobs=jobs, devices=devices, stream=stream, executor=execute)
+        if on_hub is None:
+            stage = prepare(planned, model, calib, devices)
+        run(planned, out, model, jobs=jobs, devices=devices, stream=stream, executor=execute, stage=stage)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept, dequantized = (
         sum(group.action == action for group in planned.groups.values()) for action in ("keep", "dequantize")

@@ -6,6 +6,9 @@ from typing import Any
 
 import yaml
 
+from mxq.checkpoint.beside import SCALES
+
+_ALGORITHMS = {"gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
 _FORMS = {"quark": "AMD Quark's", "compressed-tensors": "compressed-tensors', `mxfp4-pack-quantized`"}
 
 
@@ -34,6 +37,7 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
         "|---|---|",
         f"| quantized | {len(layers)} matrices |",
         f"| weights | OCP MXFP4: E2M1 elements, an E8M0 scale for every 32, scale rule `{recipe['scale_rule']}` |",
+        *_calibration(manifest),
         f"| activations | {activations} |",
         f"| form | {_FORMS[form]} |",
         f"| routed experts stored | {manifest['options']['experts']} |",
@@ -50,7 +54,7 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
             "dequantize below is those products as the nearest bf16, and a copy of the source's bytes is the rest.",
         ]
     else:
-        lines += ["", "Every other tensor is a byte-for-byte copy of the source's."]
+        lines += ["", f"Every other tensor is a byte-for-byte copy of the source's{_folded(manifest)}."]
     lines += ["", "## What was quantized", ""]
     lines += ["| rule | tensors | |", "|---|---|---|"]
     counts: dict[tuple[str, str], int] = defaultdict(int)
@@ -64,6 +68,36 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
         "checksum of every file and the rule behind every tensor, `layers.jsonl` the error of every quantized matrix.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _calibration(manifest: dict[str, Any]) -> list[str]:
+    """Return the rows about how codes were chosen; none of a recipe that rounds."""
+    text, result = manifest.get("calibration"), manifest.get("calibrated")
+    if text is None or result is None:
+        return []
+    recipe = manifest["recipe"]
+    options = ", ".join(f"{name} {value}" for name, value in recipe["options"].items()) or "none"
+    rows = [
+        f"| calibrated by | {_ALGORITHMS[recipe['algorithm']]} of AMD Quark {manifest['versions']['amd-quark']}, on "
+        f"{text['device']}; options: {options} |",
+        f"| calibration text | {text['set']}: {text['samples']} samples of {text['length']} tokens "
+        f"({text['samples'] * text['length']} tokens), seed {text['seed']} |",
+    ]
+    seen = [count for counts in result["tokens_per_expert"].values() for count in counts]
+    if seen:
+        unseen = sum(count == 0 for count in seen)
+        rows.append(
+            f"| routed experts by tokens of it | {min(seen)} to {max(seen)}; {unseen} saw none, and are rounded to the "
+            "nearest |"
+        )
+    return rows
+
+
+def _folded(manifest: dict[str, Any]) -> str:
+    count = len(manifest.get("calibrated", {}).get("folded", ()))
+    if not count:
+        return ""
+    return f", but {count} norms, which undo what columns behind them were scaled by ({SCALES})"
 
 
 def _median(ordered: list[float]) -> float:

@@ -6,7 +6,9 @@ from disks that can.
 
 import hashlib
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from mxq.convert.plan import Plan
 from mxq.formats.cpu_rows import Rows
 from mxq.formats.fp8 import dequantize
 from mxq.formats.rules import BLOCK
+from mxq.models import qwen35
 
 _SAMPLE = 1 << 22
 _TRIES = 5
@@ -26,6 +29,10 @@ _TRIES = 5
 _BASE_BYTES, _THREAD_BYTES, _TENSOR_BYTES = 168_000_000, 10_000_000, 3_000
 _READ_S, _WRITE_S = 0.2e-9, 0.4e-9  # of system calls, per byte
 _START_S = 0.4
+# Measured: Python with torch, transformers and Quark; copies in float32 of a decoder layer's weights, of GPTQ's [K, K]
+# statistics of their inputs, and of the text between two layers.
+_QUARK_BYTES, _WEIGHT_COPIES, _STATISTICS_COPIES, _TEXT_COPIES, _F32_BYTES = 1_000_000_000, 3, 2, 4, 4
+_LAYER = re.compile(r"model\.(language_model\.)?layers\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,40 @@ class Estimate:
     jobs: int
     peak_bytes: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class CalibrationEstimate:
+    """What a calibration needs.
+
+    Attributes:
+        blocks: decoder layers, one after the other.
+        peak_bytes: memory for one of them with its text, at most.
+    """
+
+    blocks: int
+    peak_bytes: int
+
+
+def calibration(plan: Plan) -> CalibrationEstimate | None:
+    """Estimate what the calibration of a plan's recipe needs; None if it has none."""
+    asked = plan.recipe.calibration
+    if asked is None:
+        return None
+    elements: Counter[str] = Counter()
+    statistics: Counter[str] = Counter()
+    for decision in plan.decisions:
+        name, shape = decision.tensor.name, decision.tensor.shape
+        layer = _LAYER.match(name)
+        if layer is None:
+            continue
+        elements[layer[0]] += math.prod(shape)
+        if decision.action == "quantize" and plan.recipe.algorithm == "gptq":
+            statistics[layer[0]] += len(qwen35.pieces(name, shape)) * shape[-1] ** 2
+    hidden = next(tensor.shape[-1] for name, tensor in plan.source.tensors.items() if "embed_tokens" in name)
+    text = _TEXT_COPIES * asked.samples * asked.length * hidden
+    blocks = [_WEIGHT_COPIES * count + _STATISTICS_COPIES * statistics[layer] for layer, count in elements.items()]
+    return CalibrationEstimate(len(blocks), _QUARK_BYTES + _F32_BYTES * (max(blocks, default=0) + text))
 
 
 def estimate(plan: Plan, jobs: int) -> Estimate:

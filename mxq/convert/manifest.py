@@ -9,6 +9,7 @@ from mxq.checkpoint.fp8 import block_size, stored
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.manifest import FORMAT, checksums
 from mxq.checkpoint.resolve import commit, hub_id
+from mxq.convert.calibration import PACKAGES, Stage
 from mxq.convert.plan import Plan
 from mxq.files import versions
 
@@ -23,8 +24,9 @@ def source_name(spec: str) -> str:
     return os.fsencode(Path(spec).resolve().name).decode(errors="backslashreplace")  # a name need not be UTF-8
 
 
-def origin(plan: Plan, spec: str) -> dict[str, Any]:
+def origin(plan: Plan, spec: str, stage: Stage | None = None) -> dict[str, Any]:
     """Return what a conversion is made from, how and by what; ``spec`` names its source."""
+    packages = PACKAGES if stage is not None else ()
     block = block_size(stored(plan.source))
     return {
         "source": {
@@ -39,11 +41,18 @@ def origin(plan: Plan, spec: str) -> dict[str, Any]:
         | ({} if block is None else {"fp8_blocks": list(block)}),
         "recipe": plan.recipe.as_dict(),
         "options": {"format": plan.form, "experts": plan.experts},
-        "versions": versions("torch"),
-    }
+        "versions": versions("torch", *packages),
+    } | ({} if stage is None else {"calibration": stage.facts})
 
 
-def build(plan: Plan, spec: str, directory: Path, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def build(
+    plan: Plan,
+    spec: str,
+    directory: Path,
+    known: Mapping[str, dict[str, Any]],
+    stage: Stage | None = None,
+    calibrated: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the manifest of a conversion whose files all lie in ``directory``.
 
     Args:
@@ -51,13 +60,17 @@ def build(plan: Plan, spec: str, directory: Path, known: Mapping[str, dict[str, 
         spec: as for :func:`origin`.
         directory: the checkpoint.
         known: the :func:`checksum` of files that need not be read again, by name.
+        stage: the calibration, if the recipe has one.
+        calibrated: what came of it, as :func:`mxq.convert.calibration.results`.
     """
+    folded = () if calibrated is None else calibrated["folded"]
     place = {tensor.name: shard.file for shard in plan.shards for tensor in shard.tensors}
     files = sorted(directory.iterdir())
     found = checksums([file for file in files if file.name not in known])
     return {
         "format": FORMAT,
-        **origin(plan, spec),
+        **origin(plan, spec, stage),
+        **({} if calibrated is None else {"calibrated": calibrated}),
         "bytes": plan.bytes_after,
         "files": {file.name: known.get(file.name) or found[file.name] for file in files},
         "tensors": {
@@ -65,7 +78,7 @@ def build(plan: Plan, spec: str, directory: Path, known: Mapping[str, dict[str, 
                 "dtype": tensor.dtype,
                 "shape": list(tensor.shape),
                 "file": place[tensor.name],
-                "action": group.action,
+                "action": "fold" if tensor.name in folded else group.action,
                 "rule": group.rule,
             }
             for group in plan.groups.values()

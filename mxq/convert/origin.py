@@ -12,6 +12,7 @@ from mxq.checkpoint.fp8 import stored
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.reader import inside
 from mxq.convert import manifest
+from mxq.convert.calibration import Stage
 from mxq.convert.journal import differences
 from mxq.convert.partial import SpoiledError
 from mxq.convert.plan import Plan
@@ -22,21 +23,22 @@ _SAMPLES = 128
 _SAMPLE_BYTES = 512
 
 
-def begun(plan: Plan, spec: str, *, stream: bool = False) -> dict[str, Any]:
+def begun(plan: Plan, spec: str, *, stage: Stage | None = None, stream: bool = False) -> dict[str, Any]:
     """Return what can be said of a conversion before its source's files are all here: all but :func:`files`."""
-    return manifest.origin(plan, spec) | {"max_shard_size": plan.max_shard_size, "stream": stream}
+    return manifest.origin(plan, spec, stage) | {"max_shard_size": plan.max_shard_size, "stream": stream}
 
 
-def conversion(plan: Plan, spec: str, *, stream: bool = False) -> dict[str, Any]:
+def conversion(plan: Plan, spec: str, *, stage: Stage | None = None, stream: bool = False) -> dict[str, Any]:
     """Return all that decides a conversion's bytes, as a journal holds it.
 
     Args:
         plan: what is carried out.
         spec: names the source.
+        stage: the calibration, if the recipe has one.
         stream: whether its weights are fetched while it goes on: the commit and the sha256 that the hub lists say
             which they are, instead of :func:`files`.
     """
-    return begun(plan, spec, stream=stream) | {"source_files": files(plan.source, weights=not stream)}
+    return begun(plan, spec, stage=stage, stream=stream) | {"source_files": files(plan.source, weights=not stream)}
 
 
 def files(source: Checkpoint, *, weights: bool = True) -> dict[str, list[Any]]:

@@ -6,10 +6,11 @@
     OUT.partial/journal.jsonl    what is made, and what is complete (mxq.convert.journal)
     OUT.partial/checkpoint/      becomes OUT
     OUT.partial/attempts/        files that other machines make, until they are complete
+    OUT.partial/calibration/     what is calibrated of a recipe that does so (mxq.calibrate)
     OUT.partial/source/          files of a source on the hub, while they are needed (mxq.convert.stream)
 
-Nothing is ever removed here but files that a conversion writes, by their names, and what the hub's library leaves in
-``source``.
+Nothing is ever removed here but files that a conversion writes, by their names, what the hub's library leaves in
+``source``, and all of ``calibration``.
 """
 
 import contextlib
@@ -40,6 +41,8 @@ _ATTEMPT = re.compile(r"(.+)\.[0-9a-f]{16}")
 _BUSY = ".nfs"  # how NFS keeps a file that was removed while somebody has it open
 _TRIES = 10
 _SOURCE = "source"
+_CALIBRATION = "calibration"
+_PARTS = (_CHECKPOINT, _ATTEMPTS, _SOURCE, _CALIBRATION)
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")  # of mxq.files.atomic_write
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CONTINUE = "run the same command again to continue"
@@ -62,6 +65,7 @@ class Partial:
         out: what it becomes.
         directory: where its files are until then.
         source: where files of its source are while they are needed.
+        calibration: where what is calibrated is until it is converted; may not be there.
         journal: what is complete of it.
     """
 
@@ -69,8 +73,8 @@ class Partial:
         self, out: Path, journal: Journal, shards: Collection[str], beside: Collection[str], fetched: Collection[str]
     ) -> None:
         self.out, self.journal = out, journal
-        self.directory, self._attempts, self.source = (
-            path_of(out) / name for name in (_CHECKPOINT, _ATTEMPTS, _SOURCE)
+        self.directory, self._attempts, self.source, self.calibration = (
+            path_of(out) / name for name in (_CHECKPOINT, _ATTEMPTS, _SOURCE, _CALIBRATION)
         )
         self._shards, self._names, self._fetched = shards, {*shards, *beside}, fetched
         _refuse_unknown(self.directory, self._is_ours)
@@ -118,7 +122,7 @@ class Partial:
         self.remove(all_but=recorded)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.source / LEFTOVERS)  # half a download, of which nobody makes a whole one
-        if recorded:
+        if recorded or self._blocks():
             note(f"continuing: {self._progress()}")
 
     def remove(self, all_but: Collection[str] = ()) -> None:
@@ -149,6 +153,8 @@ class Partial:
     def discard(self) -> None:
         """Remove all that was written, the journal last."""
         self.remove_source()
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.calibration)
         self.remove()
         if self.directory.exists():
             self.directory.rmdir()
@@ -156,7 +162,7 @@ class Partial:
 
     def failed(self, error: BaseException) -> BaseException:
         """Keep what can be continued, remove the rest, and return what the user is told."""
-        done = bool(self.journal.shards) and not isinstance(error, SpoiledError)
+        done = (bool(self.journal.shards) or self._blocks() > 0) and not isinstance(error, SpoiledError)
         with contextlib.suppress(OSError):  # what cannot be removed is so the next time, and the error is still this
             if done:
                 self.remove(all_but=self.journal.shards)
@@ -179,7 +185,14 @@ class Partial:
         return error
 
     def _progress(self) -> str:
-        return f"{len(self.journal.shards)} of {len(self._shards)} files are complete in {path_of(self.out)}"
+        blocks = self._blocks()
+        calibrated = f"{blocks} blocks are calibrated and " if blocks else ""
+        files = f"{len(self.journal.shards)} of {len(self._shards)} files are complete"
+        return f"{calibrated}{files} in {path_of(self.out)}"
+
+    def _blocks(self) -> int:
+        """Return how many blocks of the model are calibrated, by their files."""
+        return sum(1 for _ in self.calibration.glob("block-*.safetensors")) if self.calibration.is_dir() else 0
 
     def _is_ours(self, file: Path) -> bool:
         temporary = _TEMPORARY.fullmatch(file.name)
@@ -269,12 +282,12 @@ def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
         raise UsageError(f"{work}, where the output is made, is not a directory", "remove it, or name another output")
     _refuse_unknown(work, _is_part)
     refuse_unlike(work / _JOURNAL, conversion)
-    if (work / _CHECKPOINT).exists() and not begun(work / _JOURNAL):
+    if any((work / name).exists() for name in (_CHECKPOINT, _CALIBRATION)) and not begun(work / _JOURNAL):
         raise UsageError(
             f"{work} holds no {_JOURNAL} that says what is in it", f"delete {quoted(work)}, or name another output"
         )
     if not _is_published(out) and not _is_tidied(out, conversion):
-        staging.check(out, needed - sum(_occupied(work / name) for name in (_CHECKPOINT, _ATTEMPTS, _SOURCE)))
+        staging.check(out, needed - sum(_occupied(work / name) for name in _PARTS))
 
 
 def _is_published(out: Path) -> bool:
@@ -332,9 +345,9 @@ def _refuse_unknown(directory: Path, known: Callable[[Path], bool]) -> None:
 
 
 def _is_part(file: Path) -> bool:
-    if file.name == _SOURCE:  # out of which a link would lead the removal of what is not needed
+    if file.name in (_SOURCE, _CALIBRATION):  # out of which a link would lead the removal of what is not needed
         return not file.is_symlink()
-    return file.name in (LOCK, _JOURNAL, _CHECKPOINT, _ATTEMPTS)
+    return file.name in (LOCK, _JOURNAL, *_PARTS)
 
 
 def _is_as_recorded(file: Path, entry: dict[str, Any]) -> bool:

@@ -4,13 +4,14 @@ import difflib
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from mxq.calibrate import ALGORITHMS, Calibration, check_options
 from mxq.errors import UsageError
 from mxq.formats.rules import RULES
 from mxq.models import qwen35
@@ -19,7 +20,18 @@ FAMILIES = tuple(dict.fromkeys(qwen35.FAMILIES.values()))
 SCALE_RULES = tuple(RULES)
 ACTIVATIONS = ("dynamic", "none")
 _SECTIONS = ("quantize", "except", "keep", "keep_if_present")
-_KEYS = ("name", "description", "extends", "scale_rule", "activations", "rules")
+_KEYS = (
+    "name",
+    "description",
+    "extends",
+    "scale_rule",
+    "activations",
+    "algorithm",
+    "options",
+    "calibration",
+    "rules",
+)
+_CALIBRATION = ("set", "samples", "length", "seed")
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,10 @@ class Recipe:
         scale_rule: that of the weights, see :mod:`mxq.formats.rules`.
         activations: ``dynamic`` (MXFP4) or ``none`` (left as they are).
         rules: family of models -> its rules, in the order of the file.
+        algorithm: what chooses the codes of decoder layers' matrices by calibration text
+            (:data:`mxq.calibrate.ALGORITHMS`); None where all are rounded to the nearest.
+        options: of the algorithm, all of them.
+        calibration: its text; None without an algorithm.
     """
 
     name: str
@@ -71,6 +87,9 @@ class Recipe:
     scale_rule: str
     activations: str
     rules: dict[str, tuple[Rule, ...]]
+    algorithm: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     @property
     def weight_only(self) -> bool:
@@ -86,11 +105,19 @@ class Recipe:
         for patterns in sections.values():
             if not patterns["except"]:
                 del patterns["except"]
+        calibrated: dict[str, Any] = {}
+        if self.algorithm is not None and self.calibration is not None:
+            calibrated = {
+                "algorithm": self.algorithm,
+                "options": dict(self.options),
+                "calibration": asdict(self.calibration),
+            }
         return {
             "name": self.name,
             "description": self.description,
             "scale_rule": self.scale_rule,
             "activations": self.activations,
+            **calibrated,
             "rules": sections,
         }
 
@@ -149,6 +176,17 @@ def _parse(content: dict[str, Any], where: str) -> Recipe:
     for key, known in (("scale_rule", SCALE_RULES), ("activations", ACTIVATIONS)):
         if content[key] not in known:
             raise UsageError(f"recipe {where}: {key} is {content[key]!r}", _choices(content[key], known))
+    return Recipe(
+        content["name"],
+        content["description"],
+        content["scale_rule"],
+        content["activations"],
+        _rules(content, where),
+        *_calibrated(content, where),
+    )
+
+
+def _rules(content: dict[str, Any], where: str) -> dict[str, tuple[Rule, ...]]:
     families = _table(content.get("rules"), "rules", where)
     _check_keys(families, FAMILIES, f"{where}, rules")
     rules: dict[str, tuple[Rule, ...]] = {}
@@ -160,7 +198,36 @@ def _parse(content: dict[str, Any], where: str) -> Recipe:
             if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
                 raise UsageError(f"recipe {here}: {section} is not a list of patterns")
         rules[family] = tuple(Rule(pattern, section) for section in _SECTIONS for pattern in sections.get(section, []))
-    return Recipe(content["name"], content["description"], content["scale_rule"], content["activations"], rules)
+    return rules
+
+
+def _calibrated(content: dict[str, Any], where: str) -> tuple[str | None, dict[str, Any], Calibration | None]:
+    """Read ``algorithm``, ``options`` and ``calibration``, which are there together or not at all."""
+    algorithm = content.get("algorithm")
+    if algorithm is None:
+        for key in ("options", "calibration"):
+            if content.get(key) is not None:
+                raise UsageError(
+                    f"recipe {where}: {key} is for an algorithm, and there is none",
+                    f"add algorithm: {' or '.join(ALGORITHMS)}, or remove it",
+                )
+        return None, {}, None
+    if algorithm not in ALGORITHMS:
+        raise UsageError(f"recipe {where}: algorithm is {algorithm!r}", _choices(algorithm, ALGORITHMS))
+    if content["scale_rule"] != "even":
+        raise UsageError(f"recipe {where}: {algorithm} takes scale_rule even, not {content['scale_rule']}", "change it")
+    given = content.get("options")
+    options = check_options(algorithm, {} if given is None else _table(given, "options", where), f"recipe {where}")
+    section = _table(content.get("calibration"), "calibration", where)
+    here = f"{where}, calibration"
+    _check_keys(section, _CALIBRATION, here)
+    chosen = section.get("set")
+    if chosen is not None and not (isinstance(chosen, str) and chosen):
+        raise UsageError(f"recipe {here}: set is neither a workload nor a file", "give a name, or null for none")
+    for key, least in (("samples", 1), ("length", 1), ("seed", 0)):
+        if type(section.get(key)) is not int or section[key] < least:
+            raise UsageError(f"recipe {here}: {key} is {section.get(key)!r:.40}", f"give a number, at least {least}")
+    return algorithm, options, Calibration(chosen, section["samples"], section["length"], section["seed"])
 
 
 def _table(value: Any, key: str, where: str) -> dict[str, Any]:

@@ -6,16 +6,17 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mxq.checkpoint.beside import CARD, LAYERS, MANIFEST, copied_files, left_files
+from mxq.checkpoint.beside import CARD, LAYERS, MANIFEST, SCALES, copied_files, left_files
 from mxq.checkpoint.manifest import checksum
 from mxq.checkpoint.manifest import read as read_manifest
 from mxq.checkpoint.quantization import config_for
 from mxq.checkpoint.reader import INDEX, inside
 from mxq.checkpoint.resolve import HubId, hub_id
 from mxq.checkpoint.writer import Shard, index
-from mxq.convert import manifest
+from mxq.convert import calibration, manifest
+from mxq.convert.calibration import Stage
 from mxq.convert.card import card
 from mxq.convert.executors import Executor, local
 from mxq.convert.origin import conversion, refuse_changed
@@ -28,6 +29,9 @@ from mxq.files import write_json
 from mxq.progress import note, progress
 from mxq.verify import structure
 
+if TYPE_CHECKING:
+    from mxq.calibrate.results import Calibrated
+
 
 def run(
     plan: Plan,
@@ -38,6 +42,7 @@ def run(
     devices: tuple[str, ...] = (),
     stream: bool = False,
     executor: Executor | None = None,
+    stage: Stage | None = None,
 ) -> dict[str, Any]:
     """Convert as planned into ``out``, which appears when all of it is written and checked; returns the manifest.
 
@@ -50,26 +55,29 @@ def run(
         jobs: how many threads convert.
         devices: what quantizes, if it is not the CPU's kernel: GPUs, as torch calls them.
         stream: fetch files of weights that are not here one after the other, and remove them when they are done with.
-        executor: who makes the files of weights that are all here, if it is not this process.
+        executor: who makes the files of weights that are all here, if it is not this process; without ``stage`` only.
+        stage: the calibration, if the recipe has one.
 
     Raises:
         UsageError, InterruptedRunError: as :func:`mxq.convert.partial.held`.
-        MxqError: a weight holds NaN or infinity, the source changed meanwhile, a file cannot be read or written.
+        MxqError: a weight holds NaN or infinity, the source changed meanwhile, a file cannot be read or written; as
+            :meth:`mxq.convert.calibration.Stage.run`.
     """
     for name in left_files(plan.source.path):
         note(f"not copied: {name}")
-    made = conversion(plan, spec, stream=stream)
-    beside = [INDEX, LAYERS, "config.json", *copied_files(plan.source.path), CARD, MANIFEST]
-    needed = plan.bytes_after + (most_at_once(plan, plan.source.elsewhere)[1] if stream else 0)
+    made = conversion(plan, spec, stage=stage, stream=stream)
+    beside = [INDEX, LAYERS, SCALES, "config.json", *copied_files(plan.source.path), CARD, MANIFEST]
+    needed = disk_bytes(plan, stage, stream=stream)
     fetched = [*plan.source.sizes] if stream else []
     with held(out, made, needed, [shard.file for shard in plan.shards], beside, fetched) as partial:
         if not partial.published:
             try:
+                calibrated = None if stage is None else stage.run(plan, partial.calibration)
                 if stream:
                     _stream_tensors(plan, spec, partial, jobs, devices)
                 else:
-                    _write_tensors(plan, partial, executor or local(jobs), devices)
-                _write_beside(plan, spec, partial)
+                    _write_tensors(plan, partial, executor or local(jobs), devices, calibrated)
+                _write_beside(plan, spec, partial, stage, calibrated)
             except (MxqError, OSError):
                 refuse_changed(plan.source, made["source_files"], "converted")  # which may be why
                 raise
@@ -80,7 +88,15 @@ def run(
     return facts
 
 
-def _write_beside(plan: Plan, spec: str, partial: Partial) -> None:
+def disk_bytes(plan: Plan, stage: Stage | None = None, *, stream: bool = False) -> int:
+    """Return how many bytes a conversion needs on the disk of its output at most."""
+    fetched = most_at_once(plan, plan.source.elsewhere)[1] if stream else 0
+    return plan.bytes_after + fetched + (0 if stage is None else stage.disk_bytes(plan))
+
+
+def _write_beside(
+    plan: Plan, spec: str, partial: Partial, stage: Stage | None, calibrated: "Calibrated | None"
+) -> None:
     directory = partial.directory
     names = index(plan.shards)
     if names is not None:
@@ -92,7 +108,11 @@ def _write_beside(plan: Plan, spec: str, partial: Partial) -> None:
     for name in copied_files(plan.source.path):
         shutil.copyfile(inside(plan.source.path, name), directory / name)
     known = {name: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for name, entry in shards.items()}
-    facts = manifest.build(plan, spec, directory, known)
+    results = None
+    if calibrated is not None:
+        calibration.write_scales(calibrated, directory)
+        results = calibration.results(calibrated)
+    facts = manifest.build(plan, spec, directory, known, stage, results)
     written = directory / CARD
     written.write_text(card(facts, layers), encoding="utf-8")  # from the manifest, and then itself a file of it
     facts["files"][written.name] = checksum(written)
@@ -113,9 +133,12 @@ def _write_layers(directory: Path, layers: list[dict[str, Any]]) -> None:
         stream.writelines(json.dumps(layer) + "\n" for layer in layers)
 
 
-def _write_tensors(plan: Plan, partial: Partial, executor: Executor, devices: tuple[str, ...]) -> None:
+def _write_tensors(
+    plan: Plan, partial: Partial, executor: Executor, devices: tuple[str, ...], calibrated: "Calibrated | None"
+) -> None:
     """Write the shards that are not complete yet."""
-    works = [_work(plan, shard, devices) for shard in plan.shards if shard.file not in partial.journal.shards]
+    left = [shard for shard in plan.shards if shard.file not in partial.journal.shards]
+    works = [_work(plan, shard, devices, calibrated) for shard in left]
     total = sum(work.bytes_before for work in works)
     with progress("converting", total, "B") as advance, contextlib.closing(executor(works, partial, advance)) as made:
         for work, known, layers in made:
@@ -140,6 +163,6 @@ def _stream_tensors(plan: Plan, spec: str, partial: Partial, jobs: int, devices:
     partial.remove_source()
 
 
-def _work(plan: Plan, shard: Shard, devices: tuple[str, ...]) -> Work:
+def _work(plan: Plan, shard: Shard, devices: tuple[str, ...], calibrated: "Calibrated | None" = None) -> Work:
     groups = tuple(plan.groups[outputs[0].name] for outputs in shard.groups)
-    return Work(plan.source, plan.recipe.scale_rule, shard, groups, devices)
+    return Work(plan.source, plan.recipe.scale_rule, shard, groups, devices, calibrated)

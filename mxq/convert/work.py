@@ -12,6 +12,7 @@ import numpy as np
 from mxq.checkpoint import Checkpoint, fp8
 from mxq.checkpoint.headers import SIZES
 from mxq.checkpoint.writer import Shard, ShardWriter
+from mxq.convert.calibration import Fold, Take
 from mxq.convert.error import ErrorMeter
 from mxq.convert.fill import Copy, buffer, copies, fill, memory
 from mxq.convert.partial import SpoiledError
@@ -22,6 +23,7 @@ from mxq.models.qwen35 import Piece
 from mxq.progress import Advance
 
 if TYPE_CHECKING:
+    from mxq.calibrate.results import Calibrated
     from mxq.formats.device_rows import DeviceRows
 
 _ELEMENTS_AT_ONCE = 1 << 20  # few enough for codes to stay in the processor's cache until they are written
@@ -40,6 +42,7 @@ class Work:
         groups: where that comes from, in the order of the shard.
         devices: what quantizes, as torch calls them, each for its share of the threads; the CPU's kernel if there are
             none.
+        calibrated: what is not quantized or copied here, but there already.
     """
 
     source: Checkpoint
@@ -47,6 +50,7 @@ class Work:
     shard: Shard
     groups: tuple[Group, ...]
     devices: tuple[str, ...] = ()
+    calibrated: "Calibrated | None" = None
 
     @property
     def bytes_before(self) -> int:
@@ -78,23 +82,33 @@ class Work:
             raise SpoiledError(error.message, _DAMAGED) from None
         meters = {piece: ErrorMeter() for group in self.groups for piece in group.pieces}
         for task, measures in results:
-            if isinstance(task, _Quantize):
+            if isinstance(task, _Quantize | Take):
                 meters[task.piece].add(measures or ())
         return checksum, [self._layer(piece, meter) for piece, meter in meters.items()]
 
-    def _tasks(self) -> Iterator["Copy | _Dequantize | _Quantize"]:
+    def _tasks(self) -> Iterator["_Task"]:
+        kept = {} if self.calibrated is None else self.calibrated.kept
+        chosen = {} if self.calibrated is None else self.calibrated.modules
         for group in self.groups:
-            if group.action == "keep":
+            if group.action == "keep" and (name := group.outputs[0].name) in kept:
+                yield Fold(kept[name], name)
+            elif group.action == "keep":
                 yield from copies(self.source, group.outputs[0].name)
             if group.action == "dequantize":
                 yield from _dequantized(self.source, group.outputs[0].name)
             place = 0
             for piece in group.pieces:
+                count = piece.stop - piece.start
+                if self.calibrated is not None and piece.module in chosen:
+                    nbytes = count * _stored_row_bytes(self.source, piece.tensor)
+                    yield Take(self.source, self.calibrated, group, piece, place, nbytes)
+                    place += count
+                    continue
                 step = _rows_at_once(self.source, piece)
                 for start in range(piece.start, piece.stop, step):
                     stop = min(start + step, piece.stop)
                     yield _Quantize(self, group, piece, start, stop, place + start - piece.start)
-                place += piece.stop - piece.start
+                place += count
 
     def _layer(self, piece: Piece, meter: ErrorMeter) -> dict[str, Any]:
         shape = [piece.stop - piece.start, self.source.tensors[piece.tensor].shape[-1]]
@@ -170,7 +184,8 @@ class _Dequantize:
         writer.write(self.name, self.start * row_bytes, view)
 
 
-Batches = Callable[[Sequence[Copy | _Dequantize | _Quantize]], Iterable[Sequence[Copy | _Dequantize | _Quantize]]]
+_Task = Copy | Fold | Take | _Dequantize | _Quantize
+Batches = Callable[[Sequence[_Task]], Iterable[Sequence[_Task]]]
 """What divides the tasks of a file into those that are carried out together, in the order of a tensor's rows."""
 
 

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from mxq.checkpoint import Checkpoint, fp8, manifest
-from mxq.checkpoint.beside import copied_files
+from mxq.checkpoint.beside import SCALES, copied_files
 from mxq.checkpoint.identity import fingerprint
 from mxq.checkpoint.quantization import Claims
+from mxq.errors import MxqError
 from mxq.files import sha256_file
 from mxq.models import qwen35
 from mxq.models.qwen35 import Piece
 from mxq.progress import progress
+from mxq.verify import calibrated
 from mxq.verify.findings import CONVERT_AGAIN, Problem, Report, about
 from mxq.verify.requantize import requantize
 from mxq.verify.structure import Module, modules, scales_of
@@ -39,7 +41,13 @@ def compare(
         return
     content = manifest.read(checkpoint.path)
     report.add("source: config and files", *_beside(checkpoint, source, content))
-    kept = [name for name in source.tensors if not _holds_packed(source, name, packed)]
+    try:
+        made = calibrated.calibrated(checkpoint.path, content)
+    except MxqError as error:
+        report.add("source: scales", SCALES, [Problem(error.message, error.hint or CONVERT_AGAIN)])
+        return
+    folded = frozenset() if made is None else made.folded
+    kept = [name for name in source.tensors if name not in folded and not _holds_packed(source, name, packed)]
     total = sum(written.tensors[name].nbytes for name in kept)
     changed = []
     with progress("comparing copies", total, "B") as advance:
@@ -61,9 +69,11 @@ def compare(
             [name for name in changed if name in unpacked], "{} is not what the source's FP8 weight is in bf16"
         )
     report.add("source: copies", covered, problems)
+    if made is not None:
+        report.add("source: scales", *calibrated.check(made, checkpoint, written))
+    rule, strict = _rule(claims, content), content is not None
     report.add(
-        "source: codes",
-        *requantize(checkpoint, source, _rule(claims, content), strict=content is not None, rows=rows, seed=seed),
+        "source: codes", *requantize(checkpoint, source, rule, strict=strict, rows=rows, seed=seed, calibrated=made)
     )
 
 

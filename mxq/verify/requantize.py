@@ -29,6 +29,7 @@ from mxq.errors import MxqError
 from mxq.formats import elements, mxfp4
 from mxq.formats.rules import RULES
 from mxq.progress import progress
+from mxq.verify.calibrated import Calibrated
 from mxq.verify.findings import Problem, about
 from mxq.verify.misread import diagnose
 from mxq.verify.structure import Module, modules
@@ -68,7 +69,14 @@ class _Sample:
 
 
 def requantize(
-    checkpoint: Checkpoint, source: Checkpoint, rule: str | None, *, strict: bool, rows: int, seed: int
+    checkpoint: Checkpoint,
+    source: Checkpoint,
+    rule: str | None,
+    *,
+    strict: bool,
+    rows: int,
+    seed: int,
+    calibrated: Calibrated | None = None,
 ) -> tuple[str, list[Problem]]:
     """Hold codes and scales against the source; return what was covered, and what is wrong.
 
@@ -79,6 +87,8 @@ def requantize(
         strict: mxq made it: every byte must be the rule's.
         rows: consecutive rows of every matrix to look at; 0 for all.
         seed: decides which.
+        calibrated: what was done to weights before they were rounded, or instead; what is said of them is then of the
+            weights scaled so.
     """
     ours, theirs = modules(checkpoint), modules(source)
     packed = {name: module for name, module in ours.items() if module.scale}
@@ -87,7 +97,7 @@ def requantize(
         for name, module in packed.items():
             span = _span(name, module.piece.stop - module.piece.start, rows, seed)
             try:
-                samples[name] = _look(checkpoint, source, module, theirs[name], span, rule, strict)
+                samples[name] = _look(checkpoint, source, name, (module, theirs[name]), span, rule, strict, calibrated)
             except (MxqError, ValueError, TypeError) as error:
                 if source.elsewhere and isinstance(error, MxqError):  # of the network, as a rule
                     raise
@@ -108,9 +118,15 @@ def requantize(
     blocks = sum(sample.blocks for sample in healthy.values())
     rounded = blocks - sum(sample.unrounded for sample in healthy.values())
     if strict or (blocks and rounded >= _PLAIN * blocks):
+        wrong = [name for name, sample in healthy.items() if sample.first_row is not None]
+        tuned = [name for name in wrong if calibrated is not None and calibrated.is_tuned(name)]
         problems += about(
-            [f"{name} row {sample.first_row}" for name, sample in healthy.items() if sample.first_row is not None],
+            [f"{name} row {samples[name].first_row}" for name in wrong if name not in tuned],
             "{} is not what the source's row quantizes to",
+        )
+        problems += about(
+            [f"{name} row {samples[name].first_row}" for name in tuned],
+            "{} has other scales than the source's row gets",
         )
     done = sum(sample.rows for sample in samples.values())
     covered = f"{done} {'all' if rows == 0 else 'sampled'} rows of {len(packed)} matrices quantized again"
@@ -134,12 +150,14 @@ def _span(name: str, count: int, rows: int, seed: int) -> tuple[int, int]:
 def _look(
     checkpoint: Checkpoint,
     source: Checkpoint,
-    ours: Module,
-    theirs: Module,
+    name: str,
+    both: tuple[Module, Module],
     span: tuple[int, int],
     rule: str | None,
     strict: bool,
+    calibrated: Calibrated | None,
 ) -> _Sample:
+    ours, theirs = both
     assert ours.scale is not None
     sample = _Sample(rows=span[1] - span[0])
     for start in range(*span, _ROWS_AT_ONCE):
@@ -153,6 +171,8 @@ def _look(
         if not torch.isfinite(x).all():
             sample.not_finite = True
             continue
+        if calibrated is not None:
+            x = calibrated.scaled(name, x, start)
         sample.signal += _energy(x.float())
         sample.noise += _energy(x.float() - mxfp4.dequantize(packed, scale, torch.float32))
         rounded, apart = _rounded(x, packed, scale)
@@ -166,6 +186,8 @@ def _look(
             assert rule is not None
             codes, bytes_ = mxfp4.quantize(x, rule)
             wrong = (codes != packed).any(dim=-1) | (bytes_ != scale).any(dim=-1)
+            if calibrated is not None and calibrated.is_tuned(name):
+                wrong = (bytes_ != scale).any(dim=-1)
         else:
             wrong = ~rounded.all(dim=-1)
             _try_rules(sample, sources, packed, scale)

@@ -1,0 +1,187 @@
+"""What goes wrong with calibrated weights is found, each defect with the manifest made to agree with it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import calibrated
+import numpy as np
+import pytest
+from checkpoints import Tensors, edit_json, read_all, reseal, rewrite
+
+from mxq.verify.run import verify
+
+LAYER = "model.language_model.layers.1."
+NORM = LAYER + "post_attention_layernorm.weight"
+UP, GATE, DOWN = (f"{LAYER}mlp.{name}_proj" for name in ("up", "gate", "down"))
+EXPERT = "model.language_model.layers.2.mlp.experts.3"
+SQUARE = LAYER + "linear_attn.out_proj"
+
+
+@pytest.fixture(scope="module")
+def made(
+    dense_source: Path, moe_source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Path]]:
+    """Output and source by algorithm and kind. Not to be changed: copy them."""
+    with pytest.MonkeyPatch.context() as patch:
+        calibrated.fake(patch)
+        root = tmp_path_factory.mktemp("calibrated")
+        return {
+            f"{algorithm} {kind}": (calibrated.convert(source, root / f"{algorithm}-{kind}", algorithm), source)
+            for algorithm in ("gptq", "awq")
+            for kind, source in (("dense", dense_source), ("moe", moe_source))
+        }
+
+
+def found(
+    original: tuple[Path, Path],
+    directory: Path,
+    tensors: Callable[[Tensors], object] | None = None,
+    scales: Callable[[dict[str, np.ndarray]], object] | None = None,
+) -> list[str]:
+    """The problems of a copy with a defect, whose manifest agrees with it."""
+    out, source = original
+    path = shutil.copytree(out, directory / "defective")
+    if tensors is not None:
+        rewrite(path, tensors)
+    if scales is not None:
+        file = path / "mxq_scales.npz"
+        with np.load(file) as held:
+            arrays = dict(held)
+        scales(arrays)
+        np.savez(file, **arrays)
+    reseal(path)
+    return [problem.what for problem in verify(path, source, rows=0).problems]
+
+
+def swap(a: str, b: str, *suffixes: str) -> Callable[[Tensors], None]:
+    def edit(tensors: Tensors) -> None:
+        for suffix in suffixes:
+            tensors[a + suffix], tensors[b + suffix] = tensors[b + suffix], tensors[a + suffix]
+
+    return edit
+
+
+def zero(module: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors[f"{module}.weight"].zero_()
+
+
+@pytest.mark.parametrize("which", ["gptq dense", "gptq moe", "awq dense", "awq moe"])
+def test_what_is_as_it_was_made_has_no_problem(made: dict[str, tuple[Path, Path]], tmp_path: Path, which: str) -> None:
+    assert found(made[which], tmp_path) == []
+
+
+def test_scales_of_gptq_are_those_of_rounding(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    def edit(tensors: Tensors) -> None:
+        tensors[f"{UP}.weight_scale"][7, 2] += 1
+
+    assert found(made["gptq dense"], tmp_path, edit) == [f"{UP} row 7 has other scales than the source's row gets"]
+
+
+def test_an_expert_rounded_because_no_token_reached_it_is_held_to_that(
+    made: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    name = f"{calibrated.UNSEEN}.up_proj"
+
+    def edit(tensors: Tensors) -> None:
+        tensors[f"{name}.weight"][3, 9] ^= 0x10
+
+    assert found(made["gptq moe"], tmp_path, edit) == [f"{name} row 3 is not what the source's row quantizes to"]
+
+
+@pytest.mark.parametrize("which", ["gptq", "awq"])
+def test_zeros_and_other_matrices_codes_are_found(
+    made: dict[str, tuple[Path, Path]], tmp_path: Path, which: str
+) -> None:
+    (problem,) = found(made[f"{which} moe"], tmp_path / "expert", zero(f"{EXPERT}.down_proj"))
+    assert problem.startswith(f"{EXPERT}.down_proj (0.0 dB) is not what the source's weight is in MXFP4")
+    other = f"{EXPERT.removesuffix('3')}2"
+    edit = swap(f"{EXPERT}.up_proj", f"{other}.up_proj", ".weight", ".weight_scale")
+    (problem,) = found(made[f"{which} moe"], tmp_path / "other", edit)
+    assert f"{other}.up_proj (-" in problem
+    assert "(and 1 more)" in problem
+
+
+def test_a_norm_of_the_source_that_was_left_in_is_found(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    source = read_all(made["awq dense"][1])[NORM]
+    said = f"{NORM} is not the source's with the scales of the linears behind it taken out"
+    assert found(made["awq dense"], tmp_path / "left", lambda tensors: tensors.update({NORM: source})) == [said]
+
+    def unfolded(tensors: Tensors) -> None:
+        tensors[NORM] = (tensors[NORM].float() * 1.01).to(tensors[NORM].dtype)
+
+    assert found(made["awq dense"], tmp_path / "other", unfolded) == [said]
+
+
+def test_a_norm_that_the_manifest_does_not_name_is_found(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    out, source = made["awq dense"]
+    path = shutil.copytree(out, tmp_path / "defective")
+    edit_json(path / "mxq_manifest.json", lambda content: content["calibrated"]["folded"].remove(NORM))
+    problems = [problem.what for problem in verify(path, source, rows=0).problems]
+    assert problems == [
+        f"{NORM}, which is not quantized, is not the same bytes as in the source",
+        f"{NORM} is not the source's with the scales of the linears behind it taken out",
+    ]
+
+
+def test_scales_that_were_edited_swapped_or_lost_are_found(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    dense, moe = made["awq dense"], made["awq moe"]
+    swapped = found(dense, tmp_path / "codes", swap(UP, GATE, ".weight_scale"))
+    assert len(swapped) == 1
+    assert GATE in swapped[0]
+
+    def one(arrays: dict[str, np.ndarray]) -> None:
+        arrays[f"{UP}.columns"][9] *= 1.5
+
+    problems = found(dense, tmp_path / "one", scales=one)
+    assert problems[0] == f"{GATE} (and 1 more) is scaled by what nothing in front of it, or behind it, undoes"
+    assert any(f"{UP} row 0 is not what" in problem for problem in problems)
+
+    def both(arrays: dict[str, np.ndarray]) -> None:
+        for name in (UP, GATE):
+            arrays[f"{name}.columns"][9] *= 1.5
+
+    problems = found(dense, tmp_path / "both", scales=both)
+    assert problems[0].startswith(f"{NORM} is not the source's")
+    assert len(problems) == 2
+
+    def pair(arrays: dict[str, np.ndarray]) -> None:
+        for name in (f"{EXPERT}.down_proj.columns", f"{EXPERT}.up_proj.rows"):
+            arrays[name][0] *= 1.5
+
+    (problem,) = found(moe, tmp_path / "pair", scales=pair)
+    assert problem == f"{EXPERT}.down_proj row 0 (and 1 more) is not what the source's row quantizes to"
+
+    def lost(arrays: dict[str, np.ndarray]) -> None:
+        del arrays[f"{EXPERT}.up_proj.rows"]
+
+    assert f"{EXPERT}.down_proj is scaled by what nothing" in found(moe, tmp_path / "lost", scales=lost)[0]
+
+    def unsound(arrays: dict[str, np.ndarray]) -> None:
+        arrays[f"{EXPERT}.up_proj.rows"][1] = np.nan
+
+    assert f"{EXPERT}.up_proj's rows in mxq_scales.npz" in found(moe, tmp_path / "nan", scales=unsound)[0]
+
+    def short(arrays: dict[str, np.ndarray]) -> None:
+        for name in (f"{EXPERT}.down_proj.columns", f"{EXPERT}.up_proj.rows"):
+            arrays[name] = arrays[name][:7]
+
+    problems = found(moe, tmp_path / "short", scales=short)
+    assert any("mxq_scales.npz has [7] scales" in problem for problem in problems)
+
+
+def test_a_file_of_scales_that_is_none_is_found(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    out, source = made["awq dense"]
+    for name, content in (("cut", (out / "mxq_scales.npz").read_bytes()[:-30]), ("text", b"no zip")):
+        path = shutil.copytree(out, tmp_path / name)
+        (path / "mxq_scales.npz").write_bytes(content)
+        assert "mxq_scales.npz changed after it was written" in verify(path).problems[0].what
+        reseal(path)
+        assert verify(path, source).problems[0].what.startswith("mxq_scales.npz cannot be read: ")
+    path = shutil.copytree(out, tmp_path / "gone")
+    (path / "mxq_scales.npz").unlink()
+    assert verify(path).problems[0].what == "mxq_scales.npz is missing"
+    assert verify(path, source).problems[-1].what.startswith("mxq_scales.npz cannot be read: ")
+    path = shutil.copytree(out, tmp_path / "malformed")
+    edit_json(path / "mxq_manifest.json", lambda content: content.pop("calibrated"))
+    assert "mxq_manifest.json is malformed: calibrated lacks" in verify(path, source).problems[0].what
