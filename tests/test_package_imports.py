@@ -22,7 +22,7 @@ LAYERS = [
     {"checkpoint", "decode", "engines", "layouts", "stats", "workloads"},
     {"calibrate", "verify"},
     {"convert", "evaluate", "hardware"},
-    {"analysis", "explain"},
+    {"analysis", "explain", "quality"},
     {"report"},
     {"cli"},
     {"__main__"},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from explained import explanation, losing
+from judged import recorded
 from reported import EVIL, FEW, Read, analysed, full_plan, record
 from served import ServedCell
 from test_report_page import harmful
@@ -14,6 +15,7 @@ from test_report_page import harmful
 from mxq.evaluate import Cell
 from mxq.evaluate.matrix import Model, Plan
 from mxq.explain import why
+from mxq.quality import judge
 from mxq.report.page.analysed import Analysed
 from mxq.report.page.build import build
 from mxq.report.page.html import write_html
@@ -66,8 +68,41 @@ def test_a_run_that_was_not_explained_has_no_such_section(one: Analysed) -> None
     assert "Why it changed" not in Read(write_html(build([one]))).order
 
 
+def test_how_good_it_is_has_every_number_with_its_interval(one: Analysed) -> None:
+    quality = judge([recorded(), recorded(name="talk"), recorded(name="wikitext-2", window=2048)], FEW)
+    measured = replace(one, quality=quality)
+    read = Read(write_html(build([measured])))
+    assert "How good it is" in read.order
+    means = quality.parts[0].means
+    own = read.table("Quality on the bf16 target's own greedy answers")
+    row = own.row("sums")
+    assert row["ratio"] == f"{means.ratio.estimate:.4f} ({means.ratio.lower:.4f} to {means.ratio.upper:.4f})"
+    assert row["KL(bf16 to mxfp4), nats"].startswith(f"{means.divergence.estimate:.4f} (")
+    assert row["same choice"].startswith(f"{means.agreement.estimate:.2%} (")
+    assert {row[0] for row in own.rows} == {"sums", "talk", "all workloads"}
+    assert read.table("Quality on texts that were given").row("wikitext-2")["tokens"] == str(quality.parts[2].tokens)
+    assert "run1-picture-quality" in {attributes.get("id") for _, attributes in read.tags}
+    assert "of the text that the bf16 target wrote itself" in write_markdown(build([measured]))
+    lines = {
+        (line["quantity"], line["workload"]): line
+        for line in csv.DictReader(io.StringIO(write_csv([measured])))
+        if line["arm"] == "mxfp4 for bf16"
+    }
+    assert quality.overall is not None
+    for name, found in (("sums", means), ("", quality.overall)):
+        line = lines["perplexity of mxfp4 over that of bf16 on own answers", name]
+        assert [float(line[name]) for name in ("estimate", "lower", "upper")] == [
+            found.ratio.estimate,
+            found.ratio.lower,
+            found.ratio.upper,
+        ]
+    assert ("perplexity of bf16 on a text in windows of 2048 tokens", "wikitext-2") in lines
+    assert "How good it is" not in Read(write_html(build([one]))).order
+
+
 def test_names_in_an_explanation_are_text(one: Analysed) -> None:
-    explained = replace(one, why=why([explanation(losing(1, 1), workload=EVIL)], FEW))
+    quality = judge([recorded(name=EVIL), recorded(name=EVIL, window=64)], FEW)
+    explained = replace(one, why=why([explanation(losing(1, 1), workload=EVIL)], FEW), quality=quality)
     text = write_html(build([explained]))
     assert harmful(text) == []
     assert EVIL.strip() in " ".join(Read(text).text)

@@ -21,11 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are too small for 
 from mxq import files, testbed
 from mxq.cli import main as mxq
 from mxq.evaluate import Request, read_run
+from mxq.evaluate.after import Both
 from mxq.evaluate.directory import open_run
 from mxq.evaluate.inprocess import prepared
 from mxq.evaluate.runner import environment
 from mxq.explain import Effects, Explained, Why, read_explanations, why
-from mxq.explain.measure import explain
+from mxq.explain.measure import Explaining
 from mxq.explain.record import EDGES
 from mxq.explain.results import CORNER_NAMES
 from mxq.stats import Band, Interval
@@ -82,7 +83,7 @@ def _explained(name: str, options: argparse.Namespace) -> tuple[Why, float]:
         with open_run(out, plan, environment(engine)):
             pass  # a run in which nothing is measured yet
         started = time.perf_counter()
-        explain(plan, template, out, every=options.every)
+        Explaining(options.every).make(Both(plan, template, out))
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
     run = read_run(out)
     explanations = read_explanations(out, run.info["definition"])

@@ -14,7 +14,9 @@ from mxq.errors import MismatchError, UsageError
 if TYPE_CHECKING:
     from mxq.analysis import Summary
     from mxq.evaluate import Request, Run
+    from mxq.evaluate.after import After
     from mxq.explain import Why
+    from mxq.quality import Quality
 
 _EPILOG = """\b
 Workloads: arithmetic, maths, functions, programs, chat (mxq's own, all by
@@ -38,10 +40,17 @@ again once, and what it was in is measured from the start.
 have read either target draft, and either target judges. --show shows it.
 
 \b
+--quality writes RUN/quality/: perplexity of both targets, KL divergence and
+equal choices on the bf16 target's own answers. --quality-text FILE adds a
+text of your own: plain, or one {"text": "..."} per line of a .jsonl file.
+
+\b
 Examples:
   mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --limit 8 --out ./run
   mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --limit 8 --explain \\
       --workload functions --out ./run-why
+  mxq eval --bf16 testbed:dense --mxfp4 ./dense-mxfp4 --spec ar --quality \\
+      --quality-text ./wikitext-2-test.txt --out ./run-quality
   mxq eval --bf16 testbed:dense --spec dflash --spec mtp -k 3 -k 7 -k 15 \\
       --workload chat --out ./run-chat
   mxq eval --mxfp4 ./model-mxfp4 --drafter ./drafter \\
@@ -145,9 +154,40 @@ Examples:
     show_default=True,
     help="Explain behind one token of N of each answer; 1 is every token.",
 )
+@click.option(
+    "--quality",
+    is_flag=True,
+    help="Then tell how good the MXFP4 target is: perplexity, KL divergence and equal choices against bf16.",
+)
+@click.option(
+    "--quality-text",
+    "texts",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Also on this text, repeatable.",
+)
+@click.option(
+    "--quality-window",
+    "window",
+    type=click.IntRange(min=2),
+    metavar="N",
+    default=2048,
+    show_default=True,
+    help="Read texts in windows of so many tokens, each from its start.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(
-    out: Path | None, show: str | None, check_answers: bool, explain: bool, every: int, as_json: bool, **options: Any
+    out: Path | None,
+    show: str | None,
+    check_answers: bool,
+    explain: bool,
+    every: int,
+    quality: bool,
+    texts: tuple[Path, ...],
+    window: int,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run targets x methods x budgets x workloads into a run directory.
 
@@ -158,6 +198,10 @@ def command(
         raise UsageError("give either --out or --show", "--out RUN measures into RUN, --show RUN prints what is there")
     if not explain and _given()["every"]:
         raise UsageError("--explain-every without --explain", "add --explain")
+    if texts and not quality:
+        raise UsageError("--quality-text without --quality", "add --quality")
+    if _given()["window"] and not texts and show is None:
+        raise UsageError("--quality-window without --quality-text", "windows are of texts: give one")
     # Before torch is loaded: its threads spin while they wait, which on a busy machine makes small models tens of times
     # slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -173,13 +217,13 @@ def command(
             raise UsageError(
                 "--explain with --engine vllm", "servers do not show what drafters read: explain in process, without it"
             )
+        if servers is not None and quality:
+            raise UsageError(
+                "--quality with --engine vllm", "servers do not show all logits: measure it in process, without it"
+            )
         request = _request(**options)
-        if servers is None and explain:
-            from mxq.explain.measure import measure_and_explain
-
-            run = measure_and_explain(request, out, every=every)
-        elif servers is None:
-            run = measure(request, out)
+        if servers is None:
+            run = measure(request, out, [*_explaining(explain, every), *_judging(quality, texts, window)])
         else:
             from mxq.evaluate.servers import measure_on_servers
 
@@ -189,7 +233,28 @@ def command(
         raise UsageError(
             f"{run.path} explains nothing", "run the `mxq eval` that made it again, with --explain and without --show"
         )
-    _print(run, explained, check_answers, as_json)
+    judged = _judged(run)
+    if quality and judged is None:
+        raise UsageError(
+            f"{run.path} has no quality", "run the `mxq eval` that made it again, with --quality and without --show"
+        )
+    _print(run, explained, judged, check_answers, as_json)
+
+
+def _explaining(wanted: bool, every: int) -> "list[After]":
+    if not wanted:
+        return []
+    from mxq.explain.measure import Explaining
+
+    return [Explaining(every)]
+
+
+def _judging(wanted: bool, texts: tuple[Path, ...], window: int) -> "list[After]":
+    if not wanted:
+        return []
+    from mxq.quality.measure import Judging
+
+    return [Judging(texts, window)]
 
 
 def _given() -> dict[str, bool]:
@@ -221,17 +286,26 @@ def _explained(run: "Run") -> "Why | None":
     return why(found) if found else None
 
 
-def _print(run: "Run", explained: "Why | None", check_answers: bool, as_json: bool) -> None:
+def _judged(run: "Run") -> "Quality | None":
+    from mxq.quality import judge, read_qualities
+
+    found = read_qualities(run.path, run.info["definition"])
+    return judge(found) if found else None
+
+
+def _print(run: "Run", explained: "Why | None", judged: "Quality | None", check_answers: bool, as_json: bool) -> None:
     from mxq.analysis import summarise
 
     summary = summarise(run, check_answers=check_answers)
     if as_json:
         value = summary.as_json() | ({} if explained is None else {"explain": explained.as_json()})
+        value |= {} if judged is None else {"quality": judged.as_json()}
         click.echo(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         from rich.console import Console
 
         from mxq.report.explain_tables import show_why
+        from mxq.report.quality_tables import show_quality
         from mxq.report.tables import show
 
         console = Console()
@@ -239,6 +313,9 @@ def _print(run: "Run", explained: "Why | None", check_answers: bool, as_json: bo
         if explained is not None:
             console.print()
             show_why(explained, console)
+        if judged is not None:
+            console.print()
+            show_quality(judged, console)
     refuse_contradictions(summary)
 
 

@@ -9,6 +9,7 @@
     cells/<key>/near_ties.json  what a server said where answers part from plain ones, see mxq.evaluate.near_ties
     targets/<target>-layers.jsonl  the errors of its matrices, as mxq wrote them beside a conversion
     explain/<name>.json         why acceptance changed, see mxq.explain
+    quality/<name>.json         perplexity and divergence of the targets, see mxq.quality
     servers/<arm>.log           what servers of an arm printed
 
 What one request after the other gives is kept as it comes. Requests that ran side by side are kept together, once the
@@ -140,10 +141,10 @@ def open_run(path: Path, plan: Plan, environment: Mapping[str, Any]) -> Iterator
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
     with hold(path):
-        what = {"definition": plan.definition(), "environment": dict(environment)}
         if (path / "run.json").exists():
-            _refuse_unlike(path, what)
+            refuse_unlike(path, plan, environment)
         else:
+            what = {"definition": plan.definition(), "environment": dict(environment)}
             cells = {cell.key: described(cell) for cell in plan.cells()}
             started = {"format": FORMAT, "command": files.command_line(), "started_at": _now()}
             sources = {tokenized.workload.name: dict(tokenized.workload.source) for tokenized in plan.workloads}
@@ -227,7 +228,9 @@ def hold(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _refuse_unlike(path: Path, what: Mapping[str, Any]) -> None:
+def refuse_unlike(path: Path, plan: Plan, environment: Mapping[str, Any]) -> None:
+    """Raise UsageError where ``path`` holds another run than that of ``plan``, saying what differs."""
+    what = {"definition": plan.definition(), "environment": dict(environment)}
     run = read_json(path / "run.json")
     if run.get("format") != FORMAT:
         raise UsageError(

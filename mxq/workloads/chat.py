@@ -53,6 +53,11 @@ class ChatTemplate:
             raise UsageError(f"the chat template refuses the messages: {error}", "see the model's template") from None
         return text
 
+    def tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text that is no conversation, of any length."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, special tokens left out."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -12,6 +12,7 @@ from mxq.analysis.sweep import Sweep, sweep
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Run
 from mxq.explain import Why, read_explanations, why
+from mxq.quality import Quality, judge, read_qualities
 from mxq.stats import Margins, Resampling
 
 
@@ -20,7 +21,7 @@ class Analysed:
     """A run in numbers.
 
     ``comparison`` is of its MXFP4 arms with bf16's; without one ``refused`` says why. ``choices`` is None where there
-    is nothing to choose from. ``why`` has no parts where the run was not explained.
+    is nothing to choose from. ``why`` and ``quality`` have no parts where they were not measured.
     """
 
     run: Run
@@ -31,6 +32,7 @@ class Analysed:
     choices: Sweep | None
     published: Beside
     why: Why
+    quality: Quality
     resampling: Resampling
 
 
@@ -64,6 +66,7 @@ def analyse(run: Run, resampling: Resampling, margins: Margins = DEFAULT_MARGINS
             choices=choices,
             published=beside(run, resampling),
             why=why(read_explanations(run.path, run.info["definition"]), resampling),
+            quality=judge(read_qualities(run.path, run.info["definition"]), resampling),
             resampling=resampling,
         )
 

@@ -11,6 +11,7 @@ from mxq.report.page.choice import deploy_section, published_section
 from mxq.report.page.content import Page, Part, Section, Verdict
 from mxq.report.page.conversion import conversion_section
 from mxq.report.page.provenance import checks_section, provenance_section
+from mxq.report.page.quality import quality_section
 from mxq.report.page.speed import latency_section, speed_sections
 from mxq.report.page.verdict import changes_section, verdict_of
 from mxq.report.page.why import why_section
@@ -38,6 +39,7 @@ def _part(key: str, one: Analysed) -> Part:
         survival_section(summary, known),
         conditional_section(summary, known),
         why_section(one.why),
+        quality_section(one.quality),
         latency_section(summary),
         conversion_section(one.run),
         checks_section(summary),

@@ -10,6 +10,7 @@ from mxq.analysis.intervals import CellIntervals
 from mxq.analysis.rows import Row
 from mxq.analysis.summary import CellSummary
 from mxq.explain import Effects
+from mxq.quality import Means, Quality
 from mxq.report.page.analysed import Analysed
 from mxq.stats import Interval, Percentiles, Repeated
 
@@ -19,7 +20,8 @@ COLUMNS = (
 )
 """``position`` counts from 1. ``interval`` says what lower and upper are: "prompts" (95 % over prompts), "band" (95 %
 around all positions at once), "repeats" (the range over repeats; of a change 95 %), or nothing. ``n`` is of what they
-are over; without them it is of requests, and of passes at risk for conditional acceptance."""
+are over; without them it is of requests, of passes at risk for conditional acceptance, and of tokens for quantiles of
+the divergence."""
 
 PROMPTS, BAND, REPEATS = "prompts", "band", "repeats"
 _FORMULA = tuple("=+-@\t\r")
@@ -60,6 +62,31 @@ def _of_route(effects: Effects) -> Iterator[Number]:
         yield _ranged(f"{quantity}{name}", unit, found.estimate, found, found.prompts)
 
 
+def _of_quality(quality: Quality) -> Iterator[tuple[str, Number]]:
+    """Yield numbers with the name of their workload or text; "" is all workloads."""
+    for part in quality.parts:
+        text = "own answers" if part.kind == "answers" else f"a text in windows of {part.window} tokens"
+        for number in _of_means(part.means, text):
+            yield part.name, number
+        for share, nats in part.quantiles:
+            quantity = f"KL divergence of mxfp4 from bf16 on {text}, {share:.0%} of tokens"
+            yield part.name, Number(quantity, "nats", nats, part.tokens)
+    if quality.overall is not None and len(quality.answers) > 1:
+        for number in _of_means(quality.overall, "own answers"):
+            yield "", number
+
+
+def _of_means(means: Means, text: str) -> Iterator[Number]:
+    for quantity, unit, found in (
+        ("perplexity of bf16", "1", means.bf16_perplexity),
+        ("perplexity of mxfp4", "1", means.mxfp4_perplexity),
+        ("perplexity of mxfp4 over that of bf16", "ratio", means.ratio),
+        ("KL divergence of mxfp4 from bf16", "nats per token", means.divergence),
+        ("same choice", "share of tokens", means.agreement),
+    ):
+        yield _ranged(f"{quantity} on {text}", unit, found.estimate, found, found.prompts)
+
+
 def _numbers(one: Analysed) -> Iterator[tuple[str, str, int, Number]]:
     for cell in one.summary.cells:
         for number in _of_cell(cell, one.intervals.of(cell)):
@@ -72,6 +99,8 @@ def _numbers(one: Analysed) -> Iterator[tuple[str, str, int, Number]]:
     for part in one.why.parts:
         for number in _of_route(part.effects):
             yield f"mxfp4 for bf16, {part.configuration}", part.workload, 1, number
+    for name, number in _of_quality(one.quality):
+        yield "mxfp4 for bf16", name, 1, number
 
 
 def _of_cell(cell: CellSummary, known: CellIntervals) -> Iterator[Number]:

@@ -1,0 +1,185 @@
+"""What measuring quality writes: a file for every workload and text, RUN/quality/answers-<name>.json, text-<name>.json.
+
+A file holds what was seen, token by token, and no interval; it is written whole, once, and belongs to the run whose
+models, prompts and settings its definition repeats.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mxq import files
+from mxq.errors import MxqError, UsageError
+from mxq.evaluate import Settings
+from mxq.evaluate.directory import read_json
+
+FORMAT = 1
+SEMANTICS = 1
+"""Raised when a change makes old and new files incomparable."""
+DIRECTORY = "quality"
+
+Kind = Literal["answers", "text"]
+"""The bf16 target's own greedy answers to the prompts of a workload, or a text that the user gave."""
+
+_REMOVE = "remove the file, and the same `mxq eval --quality` makes it again"
+
+
+@dataclass(frozen=True)
+class Read:
+    """One answer, or one window of a text: what both targets say of each of its tokens, defined in
+    :mod:`mxq.decode.divergence`.
+
+    ``cluster`` is what is drawn as one when intervals are made: the id of the first prompt of a conversation, a text.
+    ``divergence``, ``bf16_nll`` and ``mxfp4_nll`` (nats) have one number per token; ``unlike`` are the tokens, from 0,
+    instead of which the two would choose different ones.
+    """
+
+    id: str
+    cluster: str
+    divergence: tuple[float, ...]
+    bf16_nll: tuple[float, ...]
+    mxfp4_nll: tuple[float, ...]
+    unlike: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Return of how many tokens it is."""
+        return len(self.divergence)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One file. ``made`` says by what, when and how long."""
+
+    kind: Kind
+    name: str
+    definition: Mapping[str, Any]
+    made: Mapping[str, Any]
+    read: tuple[Read, ...]
+
+    @property
+    def window(self) -> int | None:
+        """Return the tokens of a window of a text; None for answers."""
+        return self.definition["text"]["window"] if self.kind == "text" else None
+
+
+def define(run: Mapping[str, Any], kind: Kind, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definition of one file in a run whose own definition, as run.json has it, is ``run``.
+
+    ``about`` is the run's word on a workload, or of a text its ``name``, ``sha256``, ``texts`` and ``window``.
+    """
+    return {
+        "targets": {role: model["fingerprint"] for role, model in run["targets"].items()},
+        "kind": kind,
+        "workload" if kind == "answers" else "text": dict(about),
+        "quality": SEMANTICS,
+        **{name: run[name] for name in Settings.__dataclass_fields__ if name in run},
+    }
+
+
+def path_of(run: Path, kind: Kind, name: str) -> Path:
+    """Return where a file is."""
+    plain = re.sub(r"[^A-Za-z0-9._]+", "-", name)
+    if plain != name:  # which another name may become, too
+        plain = f"{plain[:60]}-{files.sha256_text(name)[:8]}"
+    return run / DIRECTORY / f"{kind}-{plain}.json"
+
+
+def write(run: Path, recorded: Recorded) -> None:
+    """Write one file, whole or not at all, one line per answer or window. Raises MxqError."""
+    path = path_of(run, recorded.kind, recorded.name)
+    head = {"format": FORMAT, "definition": recorded.definition, "made": recorded.made}
+    lines = ",\n".join(json.dumps(_as_json(one), separators=(",", ":")) for one in recorded.read)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with files.atomic_write(path) as stream:
+            stream.write(f'{json.dumps(head)[:-1]}, "read": [\n{lines}\n]}}\n')
+    except OSError as error:
+        raise MxqError(f"cannot write {path}: {error.strerror}", "make room and run the same command") from None
+
+
+def read_qualities(run: Path, definition: Mapping[str, Any]) -> tuple[Recorded, ...]:
+    """Return what a run directory has of quality: answers in the run's order of workloads, then texts by name.
+
+    ``definition`` is the run's, as run.json has it. Raises MxqError for a file that is damaged or another run's.
+    """
+    order = [facts["name"] for facts in definition["workloads"]]
+    found = [read(path, definition) for path in sorted((run / DIRECTORY).glob("*.json"))]
+    return tuple(
+        sorted(found, key=lambda one: (one.kind, order.index(one.name) if one.kind == "answers" else 0, one.name))
+    )
+
+
+def read(path: Path, definition: Mapping[str, Any]) -> Recorded:
+    """Read one file of the run that ``definition`` describes; raises MxqError."""
+    try:
+        value = read_json(path)
+    except MxqError as error:
+        raise MxqError(error.message, _REMOVE) from None
+    if value.get("format") != FORMAT:
+        raise UsageError(f"{path} has format {value.get('format')!r:.40}", f"this mxq reads format {FORMAT}: {_REMOVE}")
+    try:
+        own = value["definition"]
+        kind: Kind = own["kind"]
+        about = _workload(definition, own) if kind == "answers" else _text(own["text"])
+        recorded = Recorded(kind, about["name"], own, value["made"], tuple(map(_parse, value["read"])))
+        expected = define(definition, kind, about)
+        ids = [one.id for one in recorded.read]
+        if not ids or len(set(ids)) < len(ids):
+            raise ValueError("no answer or window, or one twice")
+        if not math.isfinite(recorded.made["seconds"]):
+            raise ValueError("no time that it took")
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
+        raise MxqError(f"{path} is not what measuring quality writes ({error!r:.200})", _REMOVE) from None
+    unlike = [name for name in expected if own.get(name) != expected[name]]
+    if unlike or path.name != path_of(Path(), kind, recorded.name).name:
+        what = unlike[0] if unlike else "name"
+        raise MxqError(f"{path} is of another run, or of other mxq: it has another {what}", _REMOVE)
+    return recorded
+
+
+def _workload(definition: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the run's own word on the workload that a file names."""
+    found: Mapping[str, Any] = next(
+        facts for facts in definition["workloads"] if facts["name"] == own["workload"]["name"]
+    )
+    return found
+
+
+def _text(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a file says of its text, of which a run knows nothing."""
+    types = {"name": str, "sha256": str, "texts": int, "window": int}
+    if about.keys() != types.keys() or any(type(about[name]) is not kind for name, kind in types.items()):
+        raise TypeError("not what there is to say of a text")
+    if about["window"] < 2 or about["texts"] < 1:
+        raise ValueError(f"{about['texts']} texts in windows of {about['window']} tokens")
+    return about
+
+
+def _as_json(one: Read) -> dict[str, Any]:
+    lists = {name: [float(f"{n:.6g}") for n in getattr(one, name)] for name in ("divergence", "bf16_nll", "mxfp4_nll")}
+    return {"id": one.id, "cluster": one.cluster, **lists, "unlike": one.unlike}
+
+
+def _parse(value: Mapping[str, Any]) -> Read:
+    divergence, bf16, mxfp4 = (_nats(value[name]) for name in ("divergence", "bf16_nll", "mxfp4_nll"))
+    unlike = value["unlike"]
+    if not (type(value["id"]) is type(value["cluster"]) is str):
+        raise TypeError("an id that is no text")
+    if not divergence or not len(divergence) == len(bf16) == len(mxfp4):
+        raise ValueError(f"{len(divergence)} divergences, {len(bf16)} and {len(mxfp4)} log-probabilities")
+    if any(type(token) is not int for token in unlike) or any(
+        b <= a for a, b in zip((-1, *unlike), (*unlike, len(divergence)), strict=True)
+    ):
+        raise ValueError("tokens that are not there, in order")
+    return Read(value["id"], value["cluster"], divergence, bf16, mxfp4, tuple(unlike))
+
+
+def _nats(values: Sequence[Any]) -> tuple[float, ...]:
+    if not all(type(value) is float and 0 <= value < math.inf for value in values):
+        raise TypeError("not a list of nats")
+    return tuple(values)
