@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import list_recipes
 import pytest
 import yaml
 from decoding import rewrite
@@ -39,6 +40,13 @@ def test_the_catalogue_lists_every_recipe() -> None:
         loaded = recipe.load(name)
         assert loaded.name == name
         assert f"| `{name}` |" in catalogue
+
+
+@pytest.mark.slow
+def test_the_catalogue_is_as_the_recipes_are() -> None:
+    text = list_recipes.PAGE.read_text(encoding="utf-8")
+    assert list_recipes.page(text) == text, "python tools/list_recipes.py"
+    assert "| `mxfp4` | 19.83 GB (0.714) |" in text
 
 
 def test_the_default_quantizes_what_the_published_checkpoints_do(source: Path) -> None:

@@ -33,7 +33,10 @@ def conversion_options(command: F) -> F:
         help="How routed experts are written: a tensor for each, or one for all of a layer.",
     )
     recipe = click.option(
-        "--recipe", default="mxfp4", show_default=True, help="A recipe of mxq's, or a YAML file of yours."
+        "--recipe",
+        default="mxfp4",
+        show_default=True,
+        help="A recipe of mxq's, of which recipes/README.md is the catalogue, or a YAML file of yours.",
     )
     return recipe(form(experts(command)))
 

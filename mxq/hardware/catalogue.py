@@ -772,8 +772,9 @@ RULES: tuple[Rule, ...] = (
         "quark-torch-compile",
         _NOTE,
         lambda s: s.has("quark") and s.set("QUARK_DISABLE_COMPILE") != "1",
-        "amd-quark runs torch.compile when it quantizes in memory, which takes tens of seconds even for small models",
-        "export QUARK_DISABLE_COMPILE=1 for small ones",
+        "amd-quark runs torch.compile when it quantizes in memory: 14 s of processor time for the dense testbed model, "
+        "which without it takes 0.1 s; of one of 0.65 GB it saved 2 s of 31",
+        "export QUARK_DISABLE_COMPILE=1 for small ones, as mxq quantize does for itself",
         ("amd-quark 0.13 quark/torch/quantization/tensor_quantize.py",),
     ),
     Rule(
