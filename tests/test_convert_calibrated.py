@@ -322,12 +322,12 @@ def test_quantize_verify_and_inspect_as_a_user_types_them(source: Path, tmp_path
 @pytest.mark.parametrize(
     ("recipe", "options", "reason"),
     [
-        ("mxfp4", ["--calib", "text.txt"], "--calib is for a recipe that calibrates, and mxfp4 does not"),
+        ("mxfp4", ["--calib", "text.txt"], "--calib is for a recipe that reads a text, and mxfp4 does not"),
         ("mxfp4-gptq", [], "no calibration text for "),
         ("mxfp4-gptq", ["--calib", "nowhere.txt"], "nowhere.txt"),
         ("mxfp4-gptq", ["--calib", "text.txt"], "128 samples of 512 are 65,536"),
-        ("mxfp4-gptq", ["--calib", "text.txt", "--executor", "ray"], "--executor ray is for recipes that do not"),
-        ("mxfp4-gptq", ["--calib", "text.txt", "--stream"], "--stream is for recipes that do not calibrate"),
+        ("mxfp4-gptq", ["--calib", "text.txt", "--executor", "ray"], "--executor ray is for recipes without algorithm"),
+        ("mxfp4-gptq", ["--calib", "text.txt", "--stream"], "--stream is for recipes that read no text"),
         ("mxfp4-gtpq", [], "there is no recipe 'mxfp4-gtpq'"),
     ],
 )

@@ -67,7 +67,7 @@ def made(directory: Path) -> list[Made]:
         sources[name] = open_headers(path)
     known: dict[tuple[object, ...], Plan] = {}  # sizes do not depend on how codes are chosen
     found = []
-    for one in sorted(map(recipe.load, recipe.names()), key=lambda one: (one.algorithm is not None, one.name)):
+    for one in sorted(map(recipe.load, recipe.names()), key=lambda one: (one.calibration is not None, one.name)):
         plans = {}
         for name, source in sources.items():
             rules = one.rules.get(qwen35.family(source.config, name))
@@ -101,12 +101,16 @@ def what(all_made: list[Made]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for one in all_made:
         keeps = [kept(one.plans[name]) if name in one.plans else "(refused)" for name in (DENSE, MOE)]
+        if one.recipe.budget is not None:
+            keeps = [f"{words}, groups chosen by measurement" for words in keeps]
         activations = "bf16" if one.recipe.weight_only else "MXFP4"
         yield f"| `{one.recipe.name}` | {one.recipe.description} | {' | '.join(keeps)} | {activations} |"
 
 
 def sizes(all_made: list[Made]) -> Iterator[str]:
     """Yield the table of sizes."""
+    from mxq.convert.mixed import most_bytes
+
     yield f"| recipe | {' | '.join(MODELS)} |"
     yield "|---|" + "---|" * len(MODELS)
     parameters = {
@@ -121,6 +125,9 @@ def sizes(all_made: list[Made]) -> Iterator[str]:
     yield f"| bf16 | {' | '.join(cell(name, one.bytes_before) for name, one in all_made[0].plans.items())} |"
     for one in all_made:
         cells = [cell(name, one.plans[name].bytes_after) if name in one.plans else "" for name in MODELS]
+        if one.recipe.budget is not None:
+            mixed = {name: dataclasses.replace(planned, recipe=one.recipe) for name, planned in one.plans.items()}
+            cells = [f"at most {cell(name, most_bytes(mixed[name]))}" for name in MODELS]
         yield f"| `{one.recipe.name}` | {' | '.join(cells)} |"
 
 

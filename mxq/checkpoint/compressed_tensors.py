@@ -117,7 +117,8 @@ class CompressedTensors:
         """Tell whether vLLM takes ``module`` (a linear's name in the checkpoint, without ``.weight``) to be MXFP4."""
         block = qwen35.experts_module(module)
         if block is not None:  # vLLM asks for those of the first expert, and for all of them
-            module = f"{block}.0.{module.rpartition('.')[2]}"
+            projection = module.rpartition(".")[2]
+            module = f"{block}.0.{'gate_proj' if projection == 'gate_up_proj' else projection}"
         fused, name = qwen35.fused_module(module), qwen35.engine_name(module)
         whole = None if fused is None else qwen35.engine_name(fused)
         if self.ignored.matches(name) or (whole is not None and self.ignored.matches(whole)):

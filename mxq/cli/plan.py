@@ -74,6 +74,11 @@ def command(
     from mxq.convert.stream import most_at_once
 
     planned = plan(open_headers(model), recipes.load(recipe), form=form, experts=experts, max_shard_size=max_shard_size)
+    at_most = None
+    if planned.recipe.budget is not None:
+        from mxq.convert.mixed import most_bytes
+
+        at_most = most_bytes(planned)
     placed = []
     if tps or eps:
         from mxq.convert.placement import place
@@ -86,14 +91,21 @@ def command(
         facts = {"model": model, **planned.as_dict(), "expected": asdict(expected), "stream": stream}
         if calibrating is not None and asked is not None:
             facts["calibration"] = {"algorithm": planned.recipe.algorithm, **asdict(asked), **asdict(calibrating)}
+        if at_most is not None and asked is not None:
+            facts["mixed"] = {"budget": planned.recipe.budget, "bytes_at_most": at_most, **asdict(asked)}
         if placed:
             facts["placement"] = as_dict(placed)
         click.echo(json.dumps(facts, indent=2))
         return
     _show(planned, model, tensors)
-    if calibrating is not None and asked is not None:
-        own = "the testbed's text" if model.startswith("testbed:") else "text from --calib"
-        text = f"{asked.samples} samples of {asked.length} tokens ({asked.set or own})"
+    own = "the testbed's text" if model.startswith("testbed:") else "text from --calib"
+    text = "" if asked is None else f"{asked.samples} samples of {asked.length} tokens ({asked.set or own})"
+    if at_most is not None:
+        click.echo(
+            f"of this, `mxq quantize` keeps what is most sensitive, measured on {text}\nwith the model in memory, "
+            f"as far as the budget of {planned.recipe.budget:g} goes: {size(at_most)} at most"
+        )
+    if calibrating is not None:
         click.echo(
             f"calibration by {planned.recipe.algorithm} on {text} comes first:\n"
             f"{calibrating.blocks} decoder layers one after the other, about {size(calibrating.peak_bytes)} of memory "

@@ -15,12 +15,15 @@ from mxq.files import size
 if TYPE_CHECKING:
     from mxq.convert.executors import Executor
 
+_SHOWN_GROUPS = 8
+
 _EPILOG = """\b
 Examples:
   mxq quantize testbed:dense ./dense-mxfp4
   mxq quantize ./Qwen3.5-35B-A3B ./out --recipe mxfp4 --max-shard-size 10GB
   mxq quantize Qwen/Qwen3.5-27B ./out --recipe mxfp4-weight-only
   mxq quantize ./Qwen3.5-27B ./out --recipe mxfp4-gptq --calib ./text.jsonl
+  mxq quantize ./Qwen3.5-27B ./out --recipe mxfp4-mixed --calib ./text.jsonl
   mxq quantize Qwen/Qwen3.5-27B ./out --format compressed-tensors
   mxq quantize Qwen/Qwen3.5-397B-A17B-FP8 ./out
   mxq quantize Qwen/Qwen3.5-27B@main ./out    (a branch, tag or commit)
@@ -39,7 +42,7 @@ Examples:
     "--calib",
     metavar="NAME|FILE",
     multiple=True,
-    help="Text that a calibrated recipe measures activations on, repeatable.  [default: as the recipe says]",
+    help="Text on which a calibrated or mixed recipe measures, repeatable.  [default: as the recipe says]",
 )
 @click.option(
     "--stream",
@@ -98,6 +101,7 @@ def command(
     """
     from mxq.checkpoint import Checkpoint, open_headers, resolve
     from mxq.checkpoint.resolve import hub_id
+    from mxq.convert import mixed
     from mxq.convert import recipe as recipes
     from mxq.convert.calibration import prepare
     from mxq.convert.devices import named
@@ -114,9 +118,10 @@ def command(
         raise UsageError("--device is for --executor local", "nodes of a cluster convert on their CPUs")
     devices = named(device)
     chosen = recipes.load(recipe)
-    if chosen.algorithm is not None and (stream or executor == "ray"):
-        option = "--stream" if stream else "--executor ray"
-        raise UsageError(f"{option} is for recipes that do not calibrate, and {chosen.name} does", "leave it out")
+    if chosen.algorithm is not None and executor == "ray":
+        raise UsageError(f"--executor ray is for recipes without algorithm, and {chosen.name} has one", "leave it out")
+    if chosen.calibration is not None and stream:
+        raise UsageError(f"--stream is for recipes that read no text, and {chosen.name} does", "leave it out")
     options: dict[str, Any] = {"form": form, "experts": experts, "max_shard_size": max_shard_size}
     on_hub = hub_id(model)
     for option, given in (("--stream", stream), ("--check-source", check_source)):
@@ -128,15 +133,23 @@ def command(
 
             check_cached(on_hub)
         if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
-            tokenizer = stream or chosen.algorithm is not None
+            tokenizer = stream or chosen.calibration is not None
             planned = plan(open_headers(model, beside=tokenizer), chosen, **options)
             stage = prepare(planned, model, calib, devices)
-            made = begun(planned, model, stage=stage, stream=stream)
-            check(out, disk_bytes(planned, stage, stream=stream), made)
+            if chosen.budget is not None:
+                samples = mixed.prepare(planned, model, out, calib)
+            else:
+                made = begun(planned, model, stage=stage, stream=stream)
+                check(out, disk_bytes(planned, stage, stream=stream), made)
         if not stream:
             planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
         if on_hub is None:
             stage = prepare(planned, model, calib, devices)
+        if chosen.budget is not None:
+            if on_hub is None:
+                samples = mixed.prepare(planned, model, out, calib)
+            resolved = mixed.resolve(planned, out, samples, devices[0] if devices else "cpu")
+            planned = plan(Checkpoint.open(planned.source.path), resolved, **options)
         run(planned, out, model, jobs=jobs, devices=devices, stream=stream, executor=execute, stage=stage)
     matrices = sum(len(group.pieces) for group in planned.groups.values())
     kept, dequantized = (
@@ -153,14 +166,28 @@ def command(
             "kept_tensors": kept,
             "dequantized_tensors": dequantized,
             "files": [shard.file for shard in planned.shards],
+            **planned.recipe.chosen,
         }
         click.echo(json.dumps(summary, indent=2))
         return
     before, after = size(planned.bytes_before), size(planned.bytes_after)
     unpacked = f", {dequantized} from FP8 to bf16" if dequantized else ""
     click.echo(f"{out}: {before} -> {after}, {matrices} matrices in MXFP4, {kept} tensors copied{unpacked}")
+    if planned.recipe.chosen:
+        click.echo(_chosen(planned.recipe.chosen["choice"]))
     command_line = quoted("mxq", "verify", out, "--against", model, *(["--stream"] if stream else []))
     click.echo(f"check it against its source: {command_line}")
+
+
+def _chosen(choice: dict[str, Any]) -> str:
+    kept = [group["group"] for group in choice["groups"] if group["kept"]]
+    more = len(kept) - _SHOWN_GROUPS
+    shown = ", ".join(kept[:_SHOWN_GROUPS]) + (f" and {more} more" if more > 0 else "")
+    kl, whole = (choice[name]["kl"]["estimate"] for name in ("chosen", "everything_quantized"))
+    return (
+        f"kept, of {len(choice['groups'])} groups: {shown or 'none'};\n"
+        f"KL to the unquantized model {kl:.6f} on the text of the choice, {whole:.6f} with everything quantized"
+    )
 
 
 def _cluster(address: str | None) -> "contextlib.AbstractContextManager[Executor]":

@@ -93,6 +93,11 @@ def command(
     from mxq.convert.plan import plan
 
     chosen = recipes.load(recipe)
+    if chosen.algorithm is not None:
+        raise UsageError(
+            f"recipe {chosen.name}: {chosen.algorithm} chooses codes in the whole model, and a part alone has none",
+            "take a recipe that rounds to the nearest, such as mxfp4",
+        )
     plan(open_headers(model), chosen)  # before a model is fetched for nothing
     planned = plan(Checkpoint.open(resolve(model)), chosen)
     found = groups(planned.source, [piece for group in planned.groups.values() for piece in group.pieces])

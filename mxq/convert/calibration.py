@@ -4,6 +4,7 @@
 norms in front of them. A file of weights then copies these where others quantize or copy the source.
 """
 
+import dataclasses
 import importlib.util
 import io
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mxq.calibrate import Calibration
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.beside import SCALES
 from mxq.checkpoint.writer import ShardWriter
@@ -96,33 +96,32 @@ def prepare(plan: Plan, spec: str, given: Sequence[str], devices: Sequence[str])
             the recipe does not calibrate.
     """
     recipe = plan.recipe
-    if recipe.algorithm is None or recipe.calibration is None:
-        if given:
-            raise UsageError(
-                f"--calib is for a recipe that calibrates, and {recipe.name} does not",
-                "leave it out, or take one whose file names an algorithm, such as mxfp4-gptq",
-            )
+    if recipe.calibration is None and given:
+        raise UsageError(
+            f"--calib is for a recipe that reads a text, and {recipe.name} does not",
+            "leave it out, or take one that calibrates or chooses, such as mxfp4-gptq or mxfp4-mixed",
+        )
+    if recipe.algorithm is None:
         return None
-    from mxq.calibrate import text
-
-    asked = recipe.calibration
-    if given:
-        asked = Calibration(",".join(given), asked.samples, asked.length, asked.seed)
     if importlib.util.find_spec("quark") is None:
         raise UsageError(f"recipe {recipe.name} needs AMD Quark, which is not installed", "pip install 'mxq[quark]'")
-    samples = text.tokens(asked, spec, plan.source.path, _vocabulary(plan.source))
-    return Stage(recipe.algorithm, dict(recipe.options), samples, devices[0] if devices else "cpu")
+    return Stage(recipe.algorithm, dict(recipe.options), text(plan, spec, given), devices[0] if devices else "cpu")
+
+
+def text(plan: Plan, spec: str, given: Sequence[str]) -> "Samples":
+    """Return the text of a plan's recipe, which has one; arguments and errors as of :func:`prepare`."""
+    from mxq.calibrate.text import tokens
+
+    asked = plan.recipe.calibration
+    assert asked is not None
+    if given:
+        asked = dataclasses.replace(asked, set=",".join(given))
+    return tokens(asked, spec, plan.source.path, plan.vocabulary)
 
 
 def pieces(plan: Plan) -> list[Piece]:
     """Return the matrices that are calibrated: what the recipe quantizes of decoder layers, MTP's apart."""
     return [piece for group in plan.groups.values() for piece in group.pieces if qwen35.part(piece.module) == "text"]
-
-
-def _vocabulary(source: Checkpoint) -> int:
-    return next(
-        tensor.shape[0] for name, tensor in source.tensors.items() if qwen35.role(name) is qwen35.Role.EMBEDDING
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ def card(manifest: dict[str, Any], layers: list[dict[str, Any]]) -> str:
         ]
     else:
         lines += ["", f"Every other tensor is a byte-for-byte copy of the source's{_folded(manifest)}."]
+    lines += _chosen(manifest)
     lines += ["", "## What was quantized", ""]
     lines += ["| rule | tensors | |", "|---|---|---|"]
     counts: dict[tuple[str, str], int] = defaultdict(int)
@@ -91,6 +92,37 @@ def _calibration(manifest: dict[str, Any]) -> list[str]:
             "nearest |"
         )
     return rows
+
+
+def _chosen(manifest: dict[str, Any]) -> list[str]:
+    """Return the section about what a mixed recipe kept; none of another recipe."""
+    if "choice" not in manifest:
+        return []
+    choice, asked = manifest["choice"], manifest["mixed"]
+    text, count = asked["text"], choice["bytes"]
+    kl, whole = (choice[name]["kl"]["estimate"] for name in ("chosen", "everything_quantized"))
+    kept = [group for group in choice["groups"] if group["kept"]]
+    return [
+        "",
+        "## What was kept, by measured error",
+        "",
+        f"These of {len(choice['groups'])} groups of modules stay as they were: the largest sum of errors in",
+        f"{asked['budget']:g} times the {count['everything_quantized'] / 1e9:.3f} GB that everything quantized has.",
+        "An error is KL to the unquantized model, in nats per token, with the group alone quantized, on",
+        f"{text['samples']} samples of {text['length']} tokens (text {text['set']}, seed {text['seed']}). That of this "
+        f"checkpoint is {kl:.6f},",
+        f"on the text by which it was chosen, and {whole:.6f} with everything quantized.",
+        "",
+        "| kept | KL | 95 % interval | MB more |",
+        "|---|---|---|---|",
+        *(_kept_row(group) for group in kept),
+    ]
+
+
+def _kept_row(group: dict[str, Any]) -> str:
+    kl = group["kl"]
+    ends = "-" if kl["lower"] is None else f"{kl['lower']:.6f} to {kl['upper']:.6f}"
+    return f"| {group['group']} | {kl['estimate']:.6f} | {ends} | {group['bytes_saved'] / 1e6:.3f} |"
 
 
 def _folded(manifest: dict[str, Any]) -> str:

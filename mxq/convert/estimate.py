@@ -66,7 +66,7 @@ class CalibrationEstimate:
 def calibration(plan: Plan) -> CalibrationEstimate | None:
     """Estimate what the calibration of a plan's recipe needs; None if it has none."""
     asked = plan.recipe.calibration
-    if asked is None:
+    if asked is None or plan.recipe.algorithm is None:
         return None
     elements: Counter[str] = Counter()
     statistics: Counter[str] = Counter()

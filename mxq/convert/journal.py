@@ -114,6 +114,12 @@ def differences(there: Any, here: Any, name: str = "") -> list[str]:
     return [f"{name} is {there} there, {here} now"]
 
 
+def conversion(file: Path) -> dict[str, Any] | None:
+    """Return what ``file`` says is made; None if it says nothing yet."""
+    lines, _ = _lines(file)
+    return lines[0]["conversion"] if lines else None
+
+
 def begun(file: Path) -> bool:
     """Tell whether ``file`` says at least what is made."""
     return bool(_lines(file)[0])

@@ -42,7 +42,7 @@ def origin(plan: Plan, spec: str, stage: Stage | None = None) -> dict[str, Any]:
         "recipe": plan.recipe.as_dict(),
         "options": {"format": plan.form, "experts": plan.experts},
         "versions": versions("torch", *packages),
-    } | ({} if stage is None else {"calibration": stage.facts})
+    } | (dict(plan.recipe.chosen) if stage is None else {"calibration": stage.facts})
 
 
 def build(

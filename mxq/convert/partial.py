@@ -29,6 +29,7 @@ from mxq.checkpoint import manifest, staging
 from mxq.checkpoint.beside import DEQUANTIZED, MANIFEST
 from mxq.checkpoint.resolve import LEFTOVERS
 from mxq.convert.journal import Journal, begun, published, recorded, refuse_unlike
+from mxq.convert.journal import conversion as journal_conversion
 from mxq.convert.lock import LOCK, locked, refuse_locked
 from mxq.errors import InterruptedRunError, MxqError, UsageError, quoted
 from mxq.files import sha256_file
@@ -274,6 +275,18 @@ def check(out: Path, needed: int, conversion: dict[str, Any]) -> None:
     out = out.resolve()
     refuse_locked(path_of(out), out)  # first: nobody shall be told to delete what is in use
     _check(out, needed, conversion)
+
+
+def conversion_there(out: Path) -> dict[str, Any] | None:
+    """Return what is made by the conversion to ``out`` that is unfinished; None if there is none.
+
+    It may be finished but for tidying up, and say so in its manifest alone. Raises MxqError if its journal is damaged.
+    """
+    work = path_of(out)
+    if not work.is_dir():
+        return None
+    there = journal_conversion(work / _JOURNAL)
+    return manifest.read(out) if there is None and (out / MANIFEST).is_file() else there
 
 
 def _check(out: Path, needed: int, conversion: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,9 +30,11 @@ _KEYS = (
     "algorithm",
     "options",
     "calibration",
+    "mixed",
     "rules",
 )
 _CALIBRATION = ("set", "samples", "length", "seed")
+_MIXED = ("budget",)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,10 @@ class Recipe:
         algorithm: what chooses the codes of decoder layers' matrices by calibration text
             (:data:`mxq.calibrate.ALGORITHMS`); None where all are rounded to the nearest.
         options: of the algorithm, all of them.
-        calibration: its text; None without an algorithm.
+        calibration: the text of the algorithm, or of a mixed recipe; None for others.
+        budget: of a mixed recipe: how many times as large its output may be as with nothing kept
+            (:mod:`mxq.convert.mixed`); None for others, and once what is kept has been chosen.
+        chosen: what a manifest says of that choice, and no file of a recipe.
     """
 
     name: str
@@ -90,6 +96,8 @@ class Recipe:
     algorithm: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
+    budget: float | None = None
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def weight_only(self) -> bool:
@@ -106,12 +114,12 @@ class Recipe:
             if not patterns["except"]:
                 del patterns["except"]
         calibrated: dict[str, Any] = {}
-        if self.algorithm is not None and self.calibration is not None:
-            calibrated = {
-                "algorithm": self.algorithm,
-                "options": dict(self.options),
-                "calibration": asdict(self.calibration),
-            }
+        if self.algorithm is not None:
+            calibrated = {"algorithm": self.algorithm, "options": dict(self.options)}
+        if self.calibration is not None:
+            calibrated |= {"calibration": asdict(self.calibration)}
+        if self.budget is not None:
+            calibrated |= {"mixed": {"budget": self.budget}}
         return {
             "name": self.name,
             "description": self.description,
@@ -183,6 +191,7 @@ def _parse(content: dict[str, Any], where: str) -> Recipe:
         content["activations"],
         _rules(content, where),
         *_calibrated(content, where),
+        budget=_budget(content, where),
     )
 
 
@@ -202,22 +211,28 @@ def _rules(content: dict[str, Any], where: str) -> dict[str, tuple[Rule, ...]]:
 
 
 def _calibrated(content: dict[str, Any], where: str) -> tuple[str | None, dict[str, Any], Calibration | None]:
-    """Read ``algorithm``, ``options`` and ``calibration``, which are there together or not at all."""
-    algorithm = content.get("algorithm")
+    """Read ``algorithm``, ``options`` and ``calibration``, whose text a mixed recipe has without an algorithm."""
+    algorithm, mixed = content.get("algorithm"), content.get("mixed")
     if algorithm is None:
-        for key in ("options", "calibration"):
+        for key in ("options", "calibration") if mixed is None else ("options",):
             if content.get(key) is not None:
                 raise UsageError(
                     f"recipe {where}: {key} is for an algorithm, and there is none",
                     f"add algorithm: {' or '.join(ALGORITHMS)}, or remove it",
                 )
-        return None, {}, None
+        return None, {}, None if mixed is None else _calibration(content, where)
+    if mixed is not None:
+        raise UsageError(f"recipe {where}: algorithm and mixed do not go together", "leave one out")
     if algorithm not in ALGORITHMS:
         raise UsageError(f"recipe {where}: algorithm is {algorithm!r}", _choices(algorithm, ALGORITHMS))
     if content["scale_rule"] != "even":
         raise UsageError(f"recipe {where}: {algorithm} takes scale_rule even, not {content['scale_rule']}", "change it")
     given = content.get("options")
     options = check_options(algorithm, {} if given is None else _table(given, "options", where), f"recipe {where}")
+    return algorithm, options, _calibration(content, where)
+
+
+def _calibration(content: dict[str, Any], where: str) -> Calibration:
     section = _table(content.get("calibration"), "calibration", where)
     here = f"{where}, calibration"
     _check_keys(section, _CALIBRATION, here)
@@ -227,7 +242,20 @@ def _calibrated(content: dict[str, Any], where: str) -> tuple[str | None, dict[s
     for key, least in (("samples", 1), ("length", 1), ("seed", 0)):
         if type(section.get(key)) is not int or section[key] < least:
             raise UsageError(f"recipe {here}: {key} is {section.get(key)!r:.40}", f"give a number, at least {least}")
-    return algorithm, options, Calibration(chosen, section["samples"], section["length"], section["seed"])
+    return Calibration(chosen, section["samples"], section["length"], section["seed"])
+
+
+def _budget(content: dict[str, Any], where: str) -> float | None:
+    if content.get("mixed") is None:
+        return None
+    section = _table(content["mixed"], "mixed", where)
+    _check_keys(section, _MIXED, f"{where}, mixed")
+    budget = section.get("budget")
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
+        raise UsageError(
+            f"recipe {where}, mixed: budget is {budget!r:.40}", "give how many times as large the output may be: 1.1"
+        )
+    return float(budget)
 
 
 def _table(value: Any, key: str, where: str) -> dict[str, Any]:
