@@ -41,6 +41,7 @@ def option(name: str) -> str | None:
 
 
 MODEL = option("--served-model-name") or (sys.argv[2] if __name__ == "__main__" else "")
+LONGEST = 12 if "short" in os.environ.get("FAKE_VLLM", "") else 400
 KEY = os.environ.get("VLLM_API_KEY")
 SPECULATIVE = "--speculative-config" in sys.argv
 DIRECTORY = Path(os.environ["FAKE_VLLM_DIR"]) if "FAKE_VLLM_DIR" in os.environ else None
@@ -180,10 +181,35 @@ def likely(body: dict[str, Any]) -> str:
     return json.dumps({"choices": [{"token_ids": [token], "logprobs": {"top_logprobs": [top]}}]})
 
 
+def harness(body: dict[str, Any]) -> str:
+    """Return what lm-eval is answered: how likely the tokens of prompts are, or a short text.
+
+    A quantized model says something else to every other prompt.
+    """
+    config = Path(sys.argv[2], "config.json")
+    quantized = config.exists() and "quantization_config" in config.read_text()
+    choices: list[dict[str, Any]] = []
+    for number, prompt in enumerate(body["prompt"]):
+        salt = quantized and zlib.crc32(str(prompt).encode()) % 2 == 0
+        sums = [zlib.crc32(str([salt, prompt[: end + 1]]).encode()) for end in range(len(prompt) + 1)]
+        text = {"index": number, "text": f"{sums[-1] % 2}."}
+        if body.get("echo") and "no-echo" not in HOW:
+            values = [None, *(-0.01 - total % 1000 / 100 for total in sums[1:])]
+            tops = [None, *({"x": -0.01, "y": value} for value in values[1:])]
+            text["logprobs"] = {"token_logprobs": values, "top_logprobs": tops}
+        choices.append(text)
+    if DIRECTORY is not None:
+        with (DIRECTORY / "asked.jsonl").open("a") as stream:
+            stream.write(json.dumps({"start": START, **body}) + "\n")
+    return json.dumps({"choices": choices})
+
+
 async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     """Answer a request as its prompt says."""
     chat = "messages" in body
     how = body["messages"][-1]["content"] if chat else body["prompt"]
+    if isinstance(how, list) and how and isinstance(how[0], list):
+        return send(writer, 500 if "no-harness" in HOW else 200, harness(body))
     by_ids = "answers" in HOW and not chat and isinstance(how, list)
     if by_ids and "logprobs" in body and "dies-of-likelihoods" in HOW:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -274,7 +300,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             elif path == "/version":
                 send(writer, 200, '{"version": "0.32.0"}')
             elif path == "/v1/models":
-                send(writer, 200, json.dumps({"object": "list", "data": [{"id": MODEL, "root": sys.argv[2]}]}))
+                card = {"id": MODEL, "root": sys.argv[2], "max_model_len": LONGEST}
+                send(writer, 200, json.dumps({"object": "list", "data": [card]}))
             elif path == "/metrics":
                 send(writer, 404 if "uncounting" in HOW else 200, metrics())
             else:

@@ -34,7 +34,7 @@ class Fakes:
     """What the stand-ins do, and what they saw."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
-        self._directory, self._patch = directory, patch
+        self.directory, self._patch = directory, patch
         for name in ("h200", "mi355x"):
             patch.setitem(HARDWARE, name, replace(HARDWARE[name], command=(fake_vllm.__file__, "serve")))
         patch.setattr(builds, "installed", lambda hardware, program: "0.32.0")
@@ -49,8 +49,8 @@ class Fakes:
         """Say how servers behave that are started from now on; starts and requests are counted anew."""
         self._patch.setenv("FAKE_VLLM", f"answers {how}")
         self._patch.setenv("FAKE_VLLM_LOG", log)
-        for name in ("starts", "requests.jsonl"):
-            (self._directory / name).unlink(missing_ok=True)
+        for name in ("starts", "requests.jsonl", "asked.jsonl"):
+            (self.directory / name).unlink(missing_ok=True)
 
     def version(self, version: str) -> None:
         """Let the installed vLLM be another one."""
@@ -59,13 +59,13 @@ class Fakes:
     @property
     def starts(self) -> list[str]:
         """The command line of each start."""
-        path = self._directory / "starts"
+        path = self.directory / "starts"
         return path.read_text().splitlines() if path.exists() else []
 
     @property
     def requests(self) -> list[dict[str, Any]]:
         """Every request: start, prompt, seed, limit, and how many others were running."""
-        return [json.loads(line) for line in (self._directory / "requests.jsonl").read_text().splitlines()]
+        return [json.loads(line) for line in (self.directory / "requests.jsonl").read_text().splitlines()]
 
 
 def workloads(directory: Path) -> list[str]:

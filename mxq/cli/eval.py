@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from mxq.cli.eval_servers import server_options, servers_of
+from mxq.cli.eval_tasks import task_options, tasks_of
 from mxq.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ Examples:
       --concurrency 1 --concurrency 32 --out ./run-h200
   mxq eval --engine vllm --bf16 testbed:dense --served-as dense \\
       --base-url 'bf16 ar=http://host:8000' --out ./run-there
+  mxq eval --engine vllm --hardware mi355x --spec ar --workload gsm8k \\
+      --bf16 Qwen/Qwen3.5-27B --mxfp4 ./Qwen3.5-27B-MXFP4 \\
+      --lm-eval mmlu,ifeval --lm-eval-chat --concurrency 32 --out ./run-tasks
   mxq eval --show ./run
 """
 
@@ -133,6 +137,7 @@ Examples:
     help="Measure everything so many times, arm after arm each time.",
 )
 @server_options
+@task_options
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Run directory, new or to be continued.")
 @click.option("--show", metavar="RUN", help="Only print what a run directory says, or example:dense.")
 @click.option(
@@ -212,6 +217,7 @@ def command(
         run = read(show)
     else:
         assert out is not None
+        tasks = tasks_of(options, _given())
         servers = servers_of(options, _given())
         if servers is not None and explain:
             raise UsageError(
@@ -227,7 +233,7 @@ def command(
         else:
             from mxq.evaluate.servers import measure_on_servers
 
-            run = measure_on_servers(request, servers, out)
+            run = measure_on_servers(request, servers, out, tasks)
     explained = _explained(run)
     if explain and explained is None:
         raise UsageError(
@@ -295,11 +301,13 @@ def _judged(run: "Run") -> "Quality | None":
 
 def _print(run: "Run", explained: "Why | None", judged: "Quality | None", check_answers: bool, as_json: bool) -> None:
     from mxq.analysis import summarise
+    from mxq.analysis.tasks import task_scores
 
-    summary = summarise(run, check_answers=check_answers)
+    summary, tasks = summarise(run, check_answers=check_answers), task_scores(run)
     if as_json:
         value = summary.as_json() | ({} if explained is None else {"explain": explained.as_json()})
         value |= {} if judged is None else {"quality": judged.as_json()}
+        value |= {"lm_eval": [score.as_json() for score in tasks]} if tasks else {}
         click.echo(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         from rich.console import Console
@@ -307,9 +315,13 @@ def _print(run: "Run", explained: "Why | None", judged: "Quality | None", check_
         from mxq.report.explain_tables import show_why
         from mxq.report.quality_tables import show_quality
         from mxq.report.tables import show
+        from mxq.report.task_tables import show_tasks
 
         console = Console()
         show(summary, console)
+        if tasks:
+            console.print()
+            show_tasks(tasks, console)
         if explained is not None:
             console.print()
             show_why(explained, console)

@@ -108,7 +108,7 @@ class Client:
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": 1.0 if sampling.greedy else sampling.top_p,
             "top_k": 0 if sampling.greedy else sampling.top_k,
-            **_NEUTRAL,
+            **NEUTRAL,
             "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -249,7 +249,7 @@ class Client:
 KEY = "VLLM_API_KEY"
 """The variable that has the key of a server, for vLLM itself and here: a command line can be read by others."""
 
-_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _IS_IT = "is it the address of a vLLM server?"
 _LOOK_S = 0.1
 _HEALTH_S = 10.0

@@ -11,6 +11,7 @@
     explain/<name>.json         why acceptance changed, see mxq.explain
     quality/<name>.json         perplexity and divergence of the targets, see mxq.quality
     servers/<arm>.log           what servers of an arm printed
+    lm-eval/<target>/<task>/    lm-eval's results and samples, see mxq.evaluate.tasks
 
 What one request after the other gives is kept as it comes. Requests that ran side by side are kept together, once the
 last one is answered: what is left of a cell that was broken off could not be continued as it was.

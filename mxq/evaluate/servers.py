@@ -39,6 +39,7 @@ from mxq.evaluate.near_ties import differences, near_ties, reference
 from mxq.evaluate.prepare import Request, prepare
 from mxq.evaluate.reading import Run, read_run
 from mxq.evaluate.served_cell import measure_cell
+from mxq.evaluate.tasks import Asked, ask_tasks, check_asked, load_tasks
 from mxq.progress import note
 from mxq.workloads import ChatTemplate
 
@@ -49,8 +50,8 @@ _AGAIN = "the same command continues the run"
 T = TypeVar("T")
 
 
-def measure_on_servers(request: Request, servers: Servers, out: Path) -> Run:
-    """Measure what ``out`` does not hold yet of ``request`` on servers, and return the run.
+def measure_on_servers(request: Request, servers: Servers, out: Path, asked: Asked | None = None) -> Run:
+    """Measure what ``out`` does not hold yet of ``request`` on servers, then ask lm-eval's tasks; return the run.
 
     Raises:
         UsageError: the request or the servers cannot be right.
@@ -58,7 +59,15 @@ def measure_on_servers(request: Request, servers: Servers, out: Path) -> Run:
         InterruptedRunError: Ctrl-C or SIGTERM.
     """
     plan, template = prepare(request, engine=VLLM, semantics=SEMANTICS)
-    run_on_servers(plan, out, Fleet(plan, servers), template, at_once=servers.at_once)
+    tasks = None
+    if asked is not None:  # before hours of measuring what is refused after
+        refuse_foreign(out)
+        check_asked(asked, plan, servers, out)
+        tasks = load_tasks(asked)
+    fleet = Fleet(plan, servers)
+    run_on_servers(plan, out, fleet, template, at_once=servers.at_once)
+    if tasks is not None:
+        ask_tasks(tasks, plan, fleet, out)
     return read_run(out)
 
 

@@ -12,6 +12,7 @@ from mxq.stats.paired import (
     all_alike,
     band_all_alike,
     length_difference,
+    mean_change,
     repeats_change,
     throughput_change,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "judge_all",
     "latencies",
     "length_difference",
+    "mean_change",
     "over_repeats",
     "p_outside",
     "prompts_to_decide",

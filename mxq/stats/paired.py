@@ -85,6 +85,17 @@ def throughput_change(base: Timed, new: Timed, resampling: Resampling = DEFAULT)
     return interval(replicates(tops, bottoms, resampling, RELATIVE), resampling)
 
 
+def mean_change(base: Sequence[float], new: Sequence[float], resampling: Resampling = DEFAULT) -> Interval:
+    """Return new mean - base mean of what the same items score in two arms, drawn together item by item.
+
+    Raises ValueError for lists of different length, and for none.
+    """
+    if len(base) != len(new) or not base:
+        raise ValueError("a change of means needs one value of each arm for every item")
+    values = _both(np.asarray(base, dtype=np.float64)[:, None], np.asarray(new, dtype=np.float64)[:, None])
+    return interval(replicates(values, np.ones_like(values), resampling), resampling)
+
+
 def repeats_change(base: Sequence[float], new: Sequence[float], resampling: Resampling = DEFAULT) -> Interval:
     """Return the relative change of a positive rate, paired by repeat: Student's t on the logarithms of the ratios.
 
