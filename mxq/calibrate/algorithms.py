@@ -7,7 +7,7 @@ from typing import Any
 from mxq.errors import UsageError
 
 OPTIONS: dict[str, dict[str, bool | int | float]] = {
-    "gptq": {"block_size": 128, "damp_percent": 0.01, "desc_act": True, "static_groups": True},
+    "gptq": {"block_size": 128, "damp_percent": 0.01, "desc_act": True},
     "awq": {},
     "smoothquant": {"alpha": 0.5, "scale_clamp_min": 1e-3},
 }

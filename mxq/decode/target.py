@@ -190,7 +190,19 @@ def load_target(path: Path, *, dtype: torch.dtype = torch.bfloat16, device: str 
 
 def _empty_text_model(checkpoint: Checkpoint) -> Any:
     """Return the text model that config.json describes, its parameters on the meta device."""
-    where = f"{checkpoint.path}/config.json"
+    model_class, config = text_model_class(checkpoint)
+    try:
+        with torch.device("meta"):
+            return model_class._from_config(config, attn_implementation="sdpa")
+    except Exception as error:  # as below
+        raise _no_model(checkpoint, error) from error
+
+
+def text_model_class(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """Return transformers' class and configuration of the text model that config.json describes.
+
+    Raises MxqError if it describes none, or more layers than the checkpoint could have.
+    """
     moe = qwen35.family(checkpoint.config, str(checkpoint.path)) == "qwen3_5_moe"
     config_class, model_class = (
         (Qwen3_5MoeTextConfig, Qwen3_5MoeTextModel) if moe else (Qwen3_5TextConfig, Qwen3_5TextModel)
@@ -198,12 +210,17 @@ def _empty_text_model(checkpoint: Checkpoint) -> Any:
     try:
         config = config_class.from_dict(copy.deepcopy(qwen35.text_config(checkpoint.config)))
         check_layer_count(checkpoint, config.num_hidden_layers)
-        with torch.device("meta"):
-            return model_class._from_config(config, attn_implementation="sdpa")
     except MxqError:
         raise
     except Exception as error:  # whatever transformers' own checks and the arithmetic on hostile values raise
-        raise MxqError(f"{where}: no model can be built from it: {error}", "correct the text model's values") from error
+        raise _no_model(checkpoint, error) from error
+    return model_class, config
+
+
+def _no_model(checkpoint: Checkpoint, error: Exception) -> MxqError:
+    return MxqError(
+        f"{checkpoint.path}/config.json: no model can be built from it: {error}", "correct the text model's values"
+    )
 
 
 def _tied(config: dict[str, Any]) -> bool:
