@@ -205,7 +205,7 @@ def command(
         raise UsageError("--explain-every without --explain", "add --explain")
     if texts and not quality:
         raise UsageError("--quality-text without --quality", "add --quality")
-    if _given()["window"] and not texts and show is None:
+    if _given()["window"] and not texts:
         raise UsageError("--quality-window without --quality-text", "windows are of texts: give one")
     # Before torch is loaded: its threads spin while they wait, which on a busy machine makes small models tens of times
     # slower.
