@@ -236,6 +236,10 @@ def test_workloads_weigh_alike_whatever_their_size() -> None:
     errors = [change.replicates.errors[0] for change in changes if change.replicates]
     assert together.replicates
     assert together.replicates.errors[0] == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
+    first, second = arms(3, 1, 0.0)
+    single = acceptance_change(counted(first), counted(second))
+    assert single
+    assert not all_alike([*changes, single.pooled]).bounded  # a prompt tells nothing of others of its workload
     alone = all_alike(changes[:1])
     assert [alone.estimate, alone.prompts] == pytest.approx([changes[0].estimate, 20])
     with pytest.raises(ValueError, match="averaged"):

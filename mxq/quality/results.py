@@ -14,14 +14,14 @@ agreement, the geometric one of perplexities and their ratio. Texts are no part 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from mxq.quality.record import Kind, Read, Recorded
 from mxq.stats import Interval, Resampling
-from mxq.stats.bootstrap import LINEAR, SHARE, Array, Replicates, Scale, mean_of_strata, replicates
+from mxq.stats.bootstrap import LINEAR, SHARE, Array, Scale, mean_of_strata, replicates
 from mxq.stats.intervals import interval
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -158,7 +158,7 @@ def _means(strata: Sequence[_Sums], resampling: Resampling) -> Means:
 
     def of(what: Callable[[_Sums], Array], scale: Scale, within: tuple[float, float]) -> Interval:
         drawn = [replicates(what(one), one.tokens, resampling, scale) for one in strata]
-        return interval(_mean(drawn), resampling, within)
+        return interval(drawn[0] if len(drawn) == 1 else mean_of_strata(drawn), resampling, within)
 
     return Means(
         bf16_perplexity=of(lambda one: one.bf16, _EXPONENTIAL, (1.0, math.inf)),
@@ -167,11 +167,3 @@ def _means(strata: Sequence[_Sums], resampling: Resampling) -> Means:
         divergence=of(lambda one: one.divergence, LINEAR, (0.0, math.inf)),
         agreement=of(lambda one: one.alike, share, (0.0, 1.0)),
     )
-
-
-def _mean(drawn: list[Replicates]) -> Replicates:
-    if len(drawn) == 1:
-        return drawn[0]
-    mean, fewest = mean_of_strata(drawn), min(one.prompts for one in drawn)
-    # One prompt tells nothing of its workload, and so nothing of the mean.
-    return mean if fewest > 1 else replace(mean, prompts=fewest)

@@ -131,7 +131,8 @@ def replicates(tops: Array, bottoms: Array, resampling: Resampling, scale: Scale
 def mean_of_strata(strata: list[Replicates]) -> Replicates:
     """Return the mean of quantities of several workloads, each weighing alike and drawn by itself.
 
-    Draws of equally many conversations are the same ones; a permutation for each workload makes them independent.
+    Draws of equally many conversations are the same ones; a permutation for each workload makes them independent. One
+    conversation tells nothing of others of its workload, and so nothing of the mean: ``prompts`` is then 1.
     """
     count = len(strata)
     estimates, variances = np.zeros_like(strata[0].drawn_estimates), np.zeros_like(strata[0].drawn_errors)
@@ -140,7 +141,7 @@ def mean_of_strata(strata: list[Replicates]) -> Replicates:
         estimates += stratum.drawn_estimates[order] / count
         variances += (stratum.drawn_errors[order] / count) ** 2
     return Replicates(
-        sum(stratum.prompts for stratum in strata),
+        sum(stratum.prompts for stratum in strata) if all(stratum.prompts > 1 for stratum in strata) else 1,
         strata[0].scale,
         np.mean([stratum.estimates for stratum in strata], axis=0),
         np.sqrt(np.sum([(stratum.errors / count) ** 2 for stratum in strata], axis=0)),
