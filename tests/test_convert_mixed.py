@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import vllm_matching as vllm
 import yaml
 from click.testing import CliRunner, Result
 from decoding import rewrite
+from hub import Hub
+from hub_runner import Runner
 from safetensors import safe_open
 from test_calibrate_sensitivity import plant
 
@@ -25,6 +28,7 @@ from mxq.convert.plan import plan
 from mxq.decode import load_target
 from mxq.decode.divergence import compare
 from mxq.errors import UsageError
+from mxq.models import qwen35
 
 TEXT = "".join(
     f"Line {number} of a text that says {number * number}, and then {number % 7}.\n" for number in range(400)
@@ -100,6 +104,17 @@ def test_the_worst_group_is_kept_in_the_budget(
     kl = compare(logits[0].flatten(0, 1), logits[1].flatten(0, 1), seen[:, 1:].flatten()).divergence.mean()
     assert choice["chosen"]["kl"]["estimate"] == pytest.approx(float(kl), rel=1e-9)
     assert choice["chosen"]["kl"]["estimate"] < 0.5 * choice["everything_quantized"]["kl"]["estimate"]
+    # So vLLM takes it to be: its own function, for the module that it builds for each group.
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    asks = vllm.compressed_tensors_quantized if options else vllm.quantized
+    for group in found:
+        for module in {
+            qwen35.experts_module(piece.module) or qwen35.fused_module(piece.module) or piece.module
+            for piece in group.pieces
+        }:
+            name = qwen35.engine_name(module)
+            listed = config["ignore" if options else "exclude"]
+            assert asks(listed, name, vllm.MULTIMODAL) == (group.name not in kept), name
     # As any other checkpoint: the tools and the card.
     assert " ok " in mxq("verify", out, "--against", bad).stdout
     card = (out / "README.md").read_text()
@@ -173,6 +188,21 @@ def test_nothing_is_left_of_what_was_stopped_while_measuring(
         in mxq("quantize", dense_source, tmp_path / "out", "--recipe", mine, "--calib", text, code=4).stderr
     )
     assert {*tmp_path.iterdir()} == before | {mine}
+
+
+@pytest.mark.slow
+def test_a_model_on_the_hub(dense_source: Path, text: Path, tmp_path: Path, hub: Hub, mxq: Runner) -> None:
+    hub.add("org/full", dense_source)
+    out, mine = tmp_path / "out", budgeted(tmp_path, 1.05)
+    refused = mxq("quantize", "org/full", out, "--recipe", budgeted(tmp_path, 1.0), "--calib", text, code=2)
+    assert "or more" in refused.stderr
+    assert hub.sent("safetensors") < 100_000  # the headers
+    mxq("quantize", "org/full", out, "--recipe", mine, "--calib", text)
+    CliRunner().invoke(
+        main, ["quantize", str(dense_source), str(tmp_path / "here"), "--recipe", str(mine), "--calib", str(text)]
+    )
+    assert manifest(out)["choice"] == manifest(tmp_path / "here")["choice"]
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()
 
 
 def test_budgets_that_cannot_be_met(source: Path, text: Path, tmp_path: Path) -> None:
