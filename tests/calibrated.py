@@ -43,6 +43,12 @@ def scale(name: str, count: int) -> torch.Tensor:
     return torch.exp2(torch.rand(count, generator=generator) * 2 - 1)
 
 
+def clip(name: str, count: int) -> torch.Tensor:
+    """What the largest of each block of a row is multiplied by, before all beyond it is made that."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return 0.55 + 0.05 * torch.randint(0, 10, (count, 1, 1), generator=generator)
+
+
 def tuned(name: str, x: torch.Tensor) -> Bytes:
     """Codes beside the nearest, as GPTQ has them, under the scales of rounding."""
     scales = mxfp4.quantize(x)[1]
@@ -83,7 +89,12 @@ def calibrate(
         x = source.read_rows(piece.tensor, piece.start, piece.stop).float()
         x = x * columns[module] if module in columns else x
         x = x / rows[module][:, None] if module in rows else x
-        is_rounded = algorithm != "gptq" or module.startswith(UNSEEN + ".")
+        unseen = module.startswith(UNSEEN + ".")
+        is_rounded = algorithm != "gptq" or unseen
+        if algorithm == "awq" and not unseen:
+            blocks_of = x.view(len(x), -1, 32)
+            most = blocks_of.abs().amax(dim=-1, keepdim=True) * clip(module, len(x))
+            x = torch.where(blocks_of.abs() > most, most.copysign(blocks_of), blocks_of).view(x.shape)
         made[module] = mxfp4.quantize(x) if is_rounded else tuned(module, x)
     blocks = sorted({module.split(".layers.")[1].split(".")[0] for module in held}, key=int)
     directory.mkdir(exist_ok=True)
@@ -113,6 +124,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, after_block: Callable[[int], None] = l
         return calibrate(*arguments, **options, after_block=after_block)
 
     monkeypatch.setattr("mxq.calibrate.engine.calibrate", replaced)
+    monkeypatch.setattr("mxq.calibrate.quark.load", lambda: "0.0")
+    monkeypatch.setattr("mxq.calibrate.quark.check_algorithm", lambda family, algorithm: None)
 
 
 def recipe(directory: Path, kind: str, **changes: Any) -> str:

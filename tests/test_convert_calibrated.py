@@ -1,5 +1,6 @@
 """Converting by a calibrated recipe: what is the calibration's, what the source's, and what is said of it."""
 
+import importlib.metadata
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from checkpoints import metadata, read_all
 from click.testing import CliRunner
 from killing import digests
 
+from mxq.calibrate import quark
 from mxq.checkpoint import Checkpoint
 from mxq.cli import main
 from mxq.convert.calibration import pieces
@@ -23,6 +25,8 @@ from mxq.convert.recipe import load
 from mxq.errors import InterruptedRunError, MxqError, UsageError
 from mxq.formats import mxfp4
 from mxq.verify.run import verify
+
+LOAD = quark.load
 
 
 @pytest.fixture(autouse=True)
@@ -343,10 +347,16 @@ def test_what_cannot_be_is_refused_before_a_byte_is_written(
 
 
 def test_without_quark_the_extra_is_named(dense_source: Path, tmp_path: Path, mxq: Cli) -> None:
-    mxq.patch.setattr("importlib.util.find_spec", lambda name: None)
-    said = mxq("quantize", dense_source, tmp_path / "out", "--recipe", "mxfp4-awq", "--calib", "x", code=2)
-    assert "recipe mxfp4-awq needs AMD Quark, which is not installed" in said
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    mxq.patch.setattr("mxq.calibrate.quark.load", LOAD)
+    mxq.patch.setattr("importlib.metadata.version", missing)
+    recipe, calib = calibrated.recipe(tmp_path, "awq"), calibrated.text(tmp_path)
+    said = mxq("quantize", dense_source, tmp_path / "out", "--recipe", recipe, "--calib", calib, code=2)
+    assert "AMD Quark, which is not installed" in said
     assert "pip install 'mxq[quark]'" in said
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["awq.yaml", "text.txt"]
 
 
 def test_plan_says_that_calibration_comes(source: Path, mxq: Cli) -> None:

@@ -239,6 +239,15 @@ def test_targets_that_cannot_be_compared_are_not_downloaded(
     assert list((tmp_path / "home").rglob("*.safetensors*")) == []
 
 
+def test_what_cannot_be_calibrated_is_not_downloaded(dense_source: Path, hub: Hub, mxq: Runner, tmp_path: Path) -> None:
+    hub.add("org/target", dense_source)
+    said = mxq("quantize", "org/target", tmp_path / "out", "--recipe", "mxfp4-gptq", code=2)
+    assert "no calibration text for org/target" in said.stderr
+    said = mxq("quantize", "org/target", tmp_path / "out", "--recipe", "mxfp4-gptq", "--stream", code=2)
+    assert "--stream is for recipes that do not calibrate" in said.stderr
+    assert list((tmp_path / "home").rglob("*.safetensors*")) == []
+
+
 def test_serve_looks_at_headers_and_where_it_cannot_takes_your_word(hub: Hub, mxq: Runner, converted_moe: Path) -> None:
     hub.add("org/moe", converted_moe)
     command = ("--hardware", "mi355x", "--print")

@@ -7,8 +7,10 @@ from pathlib import Path
 import calibrated
 import numpy as np
 import pytest
+import torch
 from checkpoints import Tensors, edit_json, read_all, reseal, rewrite
 
+from mxq.formats import elements, mxfp4
 from mxq.verify.run import verify
 
 LAYER = "model.language_model.layers.1."
@@ -76,6 +78,38 @@ def test_scales_of_gptq_are_those_of_rounding(made: dict[str, tuple[Path, Path]]
         tensors[f"{UP}.weight_scale"][7, 2] += 1
 
     assert found(made["gptq dense"], tmp_path, edit) == [f"{UP} row 7 has other scales than the source's row gets"]
+
+
+def test_clipping_explains_large_weights_and_nothing_else(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    def smaller(tensors: Tensors) -> None:  # as if clipped to a quarter
+        tensors[f"{UP}.weight_scale"][7, 2] -= 2
+        tensors[f"{UP}.weight"][7, 32:48] = torch.where(tensors[f"{UP}.weight"][7, 32:48] > 0, 0x77, 0)
+
+    def one(tensors: Tensors) -> None:
+        tensors[f"{UP}.weight"][9, 1] ^= 0x10
+
+    def row(tensors: Tensors) -> None:
+        tensors[f"{UP}.weight"][11] = 0
+
+    for number, (edit, place) in enumerate(((smaller, 7), (one, 9), (row, 11))):
+        problems = found(made["awq dense"], tmp_path / str(number), edit)
+        assert problems == [f"{UP} row {place} is not what the source's row quantizes to"]
+
+
+def test_codes_of_gptq_may_be_far_but_not_of_nothing(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    """Where the text has few directions codes move by several steps: 11 dB are seen, none has half of the weight."""
+    source = read_all(made["gptq dense"][1])[f"{DOWN}.weight"].float()
+    scale = mxfp4.quantize(source)[1]
+    noise = torch.randn(source.shape, generator=torch.Generator().manual_seed(2)) * source.std()
+
+    def moved(share: float) -> Callable[[Tensors], None]:
+        y = (source + share * noise).view(*scale.shape, 32) / mxfp4.scale_values(scale).unsqueeze(-1)
+        pairs = elements.encode(y.clamp(-8, 8), signed_zero=False).to(torch.uint8).view(len(source), -1, 2)
+        return lambda tensors: tensors.update({f"{DOWN}.weight": pairs[..., 0] | pairs[..., 1] << 4})
+
+    assert found(made["gptq dense"], tmp_path / "far", moved(0.4)) == []
+    (problem,) = found(made["gptq dense"], tmp_path / "apart", moved(0.9))
+    assert problem.startswith(f"{DOWN} (")
 
 
 def test_an_expert_rounded_because_no_token_reached_it_is_held_to_that(

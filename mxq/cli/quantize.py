@@ -45,6 +45,12 @@ Examples:
     help="Text on which a calibrated or mixed recipe measures, repeatable.  [default: as the recipe says]",
 )
 @click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Read published workloads of --calib from here, as `mxq eval` does.",
+)
+@click.option(
     "--stream",
     is_flag=True,
     help="Of a model on the hub, fetch a file of weights when its turn comes, and remove it when it is converted.",
@@ -81,6 +87,7 @@ def command(
     experts: str,
     max_shard_size: int,
     calib: tuple[str, ...],
+    data_dir: Path | None,
     stream: bool,
     check_source: bool,
     jobs: int,
@@ -95,6 +102,9 @@ def command(
     block-FP8 (e4m3 with weight_scale_inv, which becomes bf16 where it is not quantized). Tensors are read and
     written one at a time. OUT appears when all of it is there; until then files are in OUT.partial, and after
     Ctrl-C, SIGTERM or a crash the same command continues with those that are complete.
+
+    Recipes that calibrate (mxfp4-gptq, mxfp4-awq, mxfp4-smoothquant) first run the model, one decoder layer
+    after the other, on text that --calib names, on the first --device. They need AMD Quark: mxq[quark].
 
     A model on the hub is downloaded to the hub's cache, or with --stream file by file: then the disk needs room
     for the output and, as a rule, one file of the source; `mxq plan` says how much.
@@ -135,19 +145,19 @@ def command(
         if on_hub is not None:  # it is downloaded only if it can be converted, to where it shall go
             tokenizer = stream or chosen.calibration is not None
             planned = plan(open_headers(model, beside=tokenizer), chosen, **options)
-            stage = prepare(planned, model, calib, devices)
+            stage = prepare(planned, model, calib, devices, data_dir)
             if chosen.budget is not None:
-                samples = mixed.prepare(planned, model, out, calib)
+                samples = mixed.prepare(planned, model, out, calib, data_dir)
             else:
                 made = begun(planned, model, stage=stage, stream=stream)
                 check(out, disk_bytes(planned, stage, stream=stream), made)
         if not stream:
             planned = plan(Checkpoint.open(resolve(model)), chosen, **options)
         if on_hub is None:
-            stage = prepare(planned, model, calib, devices)
+            stage = prepare(planned, model, calib, devices, data_dir)
         if chosen.budget is not None:
             if on_hub is None:
-                samples = mixed.prepare(planned, model, out, calib)
+                samples = mixed.prepare(planned, model, out, calib, data_dir)
             resolved = mixed.resolve(planned, out, samples, devices[0] if devices else "cpu")
             planned = plan(Checkpoint.open(planned.source.path), resolved, **options)
         run(planned, out, model, jobs=jobs, devices=devices, stream=stream, executor=execute, stage=stage)

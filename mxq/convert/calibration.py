@@ -5,7 +5,6 @@ norms in front of them. A file of weights then copies these where others quantiz
 """
 
 import dataclasses
-import importlib.util
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxq.checkpoint import Checkpoint
-from mxq.checkpoint.beside import SCALES
+from mxq.checkpoint.beside import MANIFEST, SCALES
 from mxq.checkpoint.writer import ShardWriter
 from mxq.convert.plan import Group, Plan
 from mxq.errors import UsageError
@@ -35,6 +34,7 @@ PACKAGES = ("transformers", "amd-quark")
 
 _ELEMENTS_AT_ONCE = 1 << 20
 _LARGEST_CODE = 6
+_TEXTS, _F32_BYTES = 2, 4  # the text behind a block is written before that in front of it is removed
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,13 @@ class Stage:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What of it decides the bytes, beside the recipe: the text, files by their names, and the kind of device."""
-        text = self.samples.facts
-        named = ",".join(Path(part).name for part in text["set"].split(","))
-        return text | {"set": named, "device": self.device.partition(":")[0]}
+        """What of it decides the bytes, beside the recipe: the text, and the kind of device."""
+        return self.samples.facts | {"device": self.device.partition(":")[0]}
 
     def disk_bytes(self, plan: Plan) -> int:
         """Return how much what is finished takes until all is converted: codes and scales, and text on its way."""
-        return sum(tensor.nbytes for group in plan.groups.values() if group.pieces for tensor in group.outputs)
+        packed = sum(tensor.nbytes for group in plan.groups.values() if group.pieces for tensor in group.outputs)
+        return packed + _TEXTS * _F32_BYTES * self.samples.ids.numel() * plan.hidden
 
     def run(self, plan: Plan, directory: Path) -> "Calibrated":
         """Calibrate, or continue; ``directory`` keeps what is finished.
@@ -82,41 +81,53 @@ class Stage:
         )
 
 
-def prepare(plan: Plan, spec: str, given: Sequence[str], devices: Sequence[str]) -> Stage | None:
+def prepare(
+    plan: Plan, spec: str, given: Sequence[str], devices: Sequence[str], data_dir: Path | None = None
+) -> Stage | None:
     """Return the calibration that a plan's recipe asks for, None if it asks for none.
 
     Args:
         plan: from headers; the tokenizer must be beside them.
         spec: the source as the user named it.
-        given: what the user wants for the recipe's calibration set: names of workloads, or a file.
+        given: what the user wants for the recipe's calibration set: names of workloads, or files.
         devices: as :func:`mxq.convert.devices.named`; the first one computes.
+        data_dir: where published workloads are read from, if not from the hub.
 
     Raises:
         UsageError: there is no text, or too little; the tokenizer does not fit; Quark is missing; a set is given and
             the recipe does not calibrate.
     """
     recipe = plan.recipe
-    if recipe.calibration is None and given:
+    if recipe.calibration is None and (given or data_dir is not None):
+        option = "--calib" if given else "--data-dir"
         raise UsageError(
-            f"--calib is for a recipe that reads a text, and {recipe.name} does not",
+            f"{option} is for a recipe that reads a text, and {recipe.name} does not",
             "leave it out, or take one that calibrates or chooses, such as mxfp4-gptq or mxfp4-mixed",
         )
     if recipe.algorithm is None:
         return None
-    if importlib.util.find_spec("quark") is None:
-        raise UsageError(f"recipe {recipe.name} needs AMD Quark, which is not installed", "pip install 'mxq[quark]'")
-    return Stage(recipe.algorithm, dict(recipe.options), text(plan, spec, given), devices[0] if devices else "cpu")
+    samples = text(plan, spec, given, data_dir)
+    from mxq.calibrate import quark
+
+    quark.load()
+    quark.check_algorithm(plan.family, recipe.algorithm)
+    return Stage(recipe.algorithm, dict(recipe.options), samples, devices[0] if devices else "cpu")
 
 
-def text(plan: Plan, spec: str, given: Sequence[str]) -> "Samples":
-    """Return the text of a plan's recipe, which has one; arguments and errors as of :func:`prepare`."""
+def text(plan: Plan, spec: str, given: Sequence[str], data_dir: Path | None) -> "Samples":
+    """Return the text of a plan's recipe, which has one; arguments and errors as of :func:`prepare`.
+
+    Files are called by their names: what is published needs no paths of ours.
+    """
     from mxq.calibrate.text import tokens
 
     asked = plan.recipe.calibration
     assert asked is not None
     if given:
         asked = dataclasses.replace(asked, set=",".join(given))
-    return tokens(asked, spec, plan.source.path, plan.vocabulary)
+    samples = tokens(asked, spec, plan.source.path, plan.vocabulary, data_dir=data_dir)
+    named = ",".join(Path(part).name for part in samples.facts["set"].split(","))
+    return dataclasses.replace(samples, facts=samples.facts | {"set": named})
 
 
 def pieces(plan: Plan) -> list[Piece]:
@@ -233,6 +244,15 @@ def results(calibrated: "Calibrated") -> dict[str, Any]:
         "rounded_to_nearest": sorted(calibrated.fallback),
         "tokens_per_expert": {block: [seen[i] for i in sorted(seen)] for block, seen in sorted(experts.items())},
     }
+
+
+def unseen(calibrated: "Calibrated") -> str | None:
+    """Return in words how many routed experts no token of the text reached; None if each saw some."""
+    count = sum(seen == 0 for seen in calibrated.tokens_seen.values())
+    if not count:
+        return None
+    of = f"{count} of {len(calibrated.tokens_seen)} routed experts saw no token of the calibration text"
+    return f"{of}: they are rounded to the nearest, and {MANIFEST} names them"
 
 
 def write_scales(calibrated: "Calibrated", directory: Path) -> None:

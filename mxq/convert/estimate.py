@@ -78,8 +78,7 @@ def calibration(plan: Plan) -> CalibrationEstimate | None:
         elements[layer[0]] += math.prod(shape)
         if decision.action == "quantize" and plan.recipe.algorithm == "gptq":
             statistics[layer[0]] += len(qwen35.pieces(name, shape)) * shape[-1] ** 2
-    hidden = next(tensor.shape[-1] for name, tensor in plan.source.tensors.items() if "embed_tokens" in name)
-    text = _TEXT_COPIES * asked.samples * asked.length * hidden
+    text = _TEXT_COPIES * asked.samples * asked.length * plan.hidden
     blocks = [_WEIGHT_COPIES * count + _STATISTICS_COPIES * statistics[layer] for layer, count in elements.items()]
     return CalibrationEstimate(len(blocks), _QUARK_BYTES + _F32_BYTES * (max(blocks, default=0) + text))
 

@@ -89,7 +89,7 @@ def choose(found: Sequence[Group], errors: Sequence[float], room: int) -> list[G
     return kept[::-1]
 
 
-def prepare(plan: Plan, spec: str, out: Path, given: Sequence[str]) -> "Samples":
+def prepare(plan: Plan, spec: str, out: Path, given: Sequence[str], data_dir: Path | None = None) -> "Samples":
     """Return the text to measure on, when all that can be refused without the weights has been.
 
     Args:
@@ -97,13 +97,14 @@ def prepare(plan: Plan, spec: str, out: Path, given: Sequence[str]) -> "Samples"
         spec: names the source.
         out: where it shall be converted to.
         given: what the user wants for the recipe's text.
+        data_dir: where published workloads are read from, if not from the hub.
 
     Raises:
         UsageError: as :func:`most_bytes`; there is no text, or too little; the tokenizer does not fit; ``out`` cannot
             be written, or what is unfinished there is of another source, budget or text.
         MxqError: the disk has no room; the journal is damaged.
     """
-    most, samples = most_bytes(plan), text(plan, spec, given)
+    most, samples = most_bytes(plan), text(plan, spec, given, data_dir)
     known = {name: value for name, value in begun(plan, spec).items() if name != "recipe"}
     check(out, most, known | {"mixed": _asked(plan, samples)})
     return samples

@@ -108,8 +108,17 @@ class Plan:
     @property
     def vocabulary(self) -> int:
         """How many rows the embedding has."""
+        return self._embedding.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """How many elements a hidden state has."""
+        return self._embedding.shape[-1]
+
+    @property
+    def _embedding(self) -> TensorInfo:
         embeddings = (name for name in self.source.tensors if qwen35.role(name) is qwen35.Role.EMBEDDING)
-        return self.source.tensors[next(embeddings)].shape[0]
+        return self.source.tensors[next(embeddings)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON can hold it."""

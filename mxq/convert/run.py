@@ -75,6 +75,8 @@ def run(
         if not partial.published:
             try:
                 calibrated = None if stage is None else stage.run(plan, partial.calibration)
+                if calibrated is not None and (unseen := calibration.unseen(calibrated)):
+                    note(unseen)
                 if stream:
                     _stream_tensors(plan, spec, partial, jobs, devices)
                 else:

@@ -9,6 +9,7 @@ computes::
     up_proj -> down_proj                              (dense, routed and shared experts) rows of up_proj
 
 In float32 a weight becomes (w * s) / r, s of its columns and r of its rows, and that is rounded by the recipe's rule.
+AWQ clips it first: in each block of 32 what is beyond some share of the largest, at least 11/20, becomes that.
 """
 
 import re
@@ -25,6 +26,7 @@ from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.beside import MANIFEST, SCALES
 from mxq.checkpoint.reader import inside
 from mxq.errors import MxqError
+from mxq.models import qwen35
 from mxq.verify.findings import CONVERT_AGAIN, Problem, about
 
 _DENSE = re.compile(r"(.*layers\.\d+)\.mlp\.(gate|up)_proj")
@@ -37,14 +39,14 @@ class Calibrated:
     """What was done.
 
     Attributes:
-        tuned: whether codes are others than the nearest.
+        algorithm: ``gptq``, ``awq`` or ``smoothquant``.
         rounded: modules that were rounded to the nearest all the same.
         folded: norms that are not the source's.
         columns: module -> float32 [K], by which its columns were multiplied.
         rows: module -> float32 [N], by which its rows were divided.
     """
 
-    tuned: bool
+    algorithm: str
     rounded: frozenset[str]
     folded: frozenset[str]
     columns: Mapping[str, torch.Tensor]
@@ -52,7 +54,14 @@ class Calibrated:
 
     def is_tuned(self, module: str) -> bool:
         """Tell whether a module's codes are others than the nearest."""
-        return self.tuned and module not in self.rounded
+        return self.algorithm == "gptq" and self._is_calibrated(module)
+
+    def is_clipped(self, module: str) -> bool:
+        """Tell whether a module's largest weights may have been made smaller."""
+        return self.algorithm == "awq" and self._is_calibrated(module)
+
+    def _is_calibrated(self, module: str) -> bool:
+        return qwen35.part(module) == "text" and module not in self.rounded
 
     def scaled(self, module: str, x: torch.Tensor, start: int) -> torch.Tensor:
         """Return what was rounded in place of ``x``, rows of the source's weight from ``start`` on.
@@ -92,7 +101,7 @@ def calibrated(path: Path, content: Mapping[str, Any] | None) -> Calibrated | No
         for name, values in _arrays(inside(path, SCALES)):
             module, _, axis = name.rpartition(".")
             {"columns": columns, "rows": rows}.get(axis, {})[module] = torch.from_numpy(values)
-    return Calibrated(algorithm == "gptq", rounded, folded, columns, rows)
+    return Calibrated(str(algorithm), rounded, folded, columns, rows)
 
 
 def _arrays(file: Path) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,11 @@ so three questions are asked of every sampled block, with -0 taken for 0 and any
   size, cannot have more than 6.02 dB (every value halved), swapped halves or matrices have -3 dB; and no rounded block
   has less than 8.1 dB with ``even``: at worst 31 elements are a quarter of the scale and vanish beside one of 3.5.
 
+Of a calibrated recipe of mxq's, scales and codes must be what the algorithm can have made
+(:mod:`mxq.verify.calibrated`). GPTQ moves codes by any number of steps where the text's activations have no say: there
+scales are compared byte for byte, and codes by SQNR alone, to :data:`TUNED_FLOOR_DB`. No codes leave 0 dB, those of
+other rows about -3 dB.
+
 Scales of other blocks, which are often the right ones by chance, leave more than that. They are told by codes that are
 two steps and more from where the source is under that scale, in a quarter of a block: tuning moves a code by one.
 """
@@ -36,6 +41,9 @@ from mxq.verify.structure import Module, modules
 
 FLOOR_DB = 10.0
 """Lowest SQNR of a matrix that was quantized to MXFP4 and is read right."""
+
+TUNED_FLOOR_DB = 3.0
+"""Lowest SQNR of a matrix whose codes GPTQ chose; 11 dB has been seen, where there was little text."""
 
 _APART = 0.01  # share of blocks whose codes and scale do not belong together
 _PLAIN = 0.9  # share of rounded blocks from which a tool is taken to round
@@ -106,7 +114,7 @@ def requantize(
     low = [
         name
         for name, sample in samples.items()
-        if not sample.not_finite and (sample.sqnr_db < FLOOR_DB or sample.apart > _APART * sample.blocks)
+        if not sample.not_finite and _is_low(sample, tuned=calibrated is not None and calibrated.is_tuned(name))
     ]
     problems = about(
         [name for name, sample in samples.items() if sample.not_finite],
@@ -137,6 +145,12 @@ def requantize(
         of = "" if rows == 0 else " of these rows"
         covered += f"; SQNR{of} from {healthy[worst].sqnr_db:.1f} dB ({worst})"
     return covered, problems
+
+
+def _is_low(sample: _Sample, *, tuned: bool) -> bool:
+    if tuned:
+        return sample.sqnr_db < TUNED_FLOOR_DB
+    return sample.sqnr_db < FLOOR_DB or sample.apart > _APART * sample.blocks
 
 
 def _span(name: str, count: int, rows: int, seed: int) -> tuple[int, int]:
@@ -188,6 +202,8 @@ def _look(
             wrong = (codes != packed).any(dim=-1) | (bytes_ != scale).any(dim=-1)
             if calibrated is not None and calibrated.is_tuned(name):
                 wrong = (bytes_ != scale).any(dim=-1)
+            elif calibrated is not None and calibrated.is_clipped(name):
+                wrong &= ~_clipped(x, packed, scale, bytes_).all(dim=-1)
         else:
             wrong = ~rounded.all(dim=-1)
             _try_rules(sample, sources, packed, scale)
@@ -217,6 +233,21 @@ def _rounded(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> tupl
     chosen = (largest == 0) | (largest > 1) & (largest <= 16) | (scale <= 1)
     away = (_step(codes) - _step(stored)).abs() >= 2
     return (codes == stored).all(dim=-1) & chosen, away.sum(dim=-1) >= mxfp4.BLOCK // 4
+
+
+def _clipped(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Tell of blocks [n, K/32] whether they are what ``even`` makes of ``x`` clipped to some share of the largest.
+
+    Under the scale that ``even`` gives a block, the largest element gets code 6 or 7 (4.0 or 6.0), and so does all that
+    was beyond it. ``largest`` is the scale of the block as it was, which half of the largest element makes one smaller.
+    """
+    y = x.float().view(*scale.shape, mxfp4.BLOCK) / mxfp4.scale_values(scale).unsqueeze(-1)
+    codes, stored = elements.encode(y, signed_zero=False).to(torch.uint8), _blocks(packed)
+    most = (stored & 7).amax(dim=-1, keepdim=True)
+    same = ((codes & 7).minimum(most) | codes & 8) == stored
+    below = largest.int() - scale.int()
+    reached = (most.squeeze(-1) >= 6) | (codes == 0).all(dim=-1) | (scale <= 1)
+    return same.all(dim=-1) & reached & (below >= 0) & (below <= 1)
 
 
 def _step(codes: torch.Tensor) -> torch.Tensor:
