@@ -65,6 +65,19 @@ def test_errors_of_a_trained_model_add_up() -> None:
     assert 0.5 < found["together"]["kl"]["estimate"] / found["sum_of_units"]["kl"] < 2
 
 
+def test_the_head_for_drafts_is_left_out(dense_source: Path, text: Path) -> None:
+    said = few(dense_source, "--calib", text, "--recipe", "mxfp4-mtp", "--json")
+    assert "MTP is left out" in said.stderr
+    assert json.loads(said.stdout) == json.loads(few(dense_source, "--calib", text, "--json").stdout) | {
+        "recipe": "mxfp4-mtp"
+    }
+
+
+def test_recipes_with_an_algorithm_are_refused(dense_source: Path, text: Path) -> None:
+    said = few(dense_source, "--calib", text, "--recipe", "mxfp4-gptq", code=2).stderr
+    assert said.startswith("error: recipe mxfp4-gptq: gptq chooses codes in the whole model")
+
+
 def test_one_sample_has_no_interval(dense_source: Path, text: Path) -> None:
     arguments = (dense_source, "--calib", text, "--samples", 1, "--length", 16)
     kl = json.loads(mxq(*arguments, "--json").stdout)["units"][0]["kl"]

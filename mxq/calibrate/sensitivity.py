@@ -80,12 +80,7 @@ def load(path: Path, ids: Tensor, dtype: str, device: str) -> Target:
 
 
 class Probe:
-    """A model of which parts are quantized, and what it said of a text before.
-
-    Attributes:
-        cost: how often a layer is run over a sample to make one, which is what ``advance`` counts; a unit from layer i
-            of n on adds n - i for each sample, :func:`cost_of`.
-    """
+    """A model of which parts are quantized, and what it said of a text before."""
 
     @torch.inference_mode()
     def __init__(

@@ -105,6 +105,7 @@ def command(
 
     Recipes that calibrate (mxfp4-gptq, mxfp4-awq, mxfp4-smoothquant) first run the model, one decoder layer
     after the other, on text that --calib names, on the first --device. They need AMD Quark: mxq[quark].
+    mxfp4-mixed loads the whole model there, and measures the error at the output of each part quantized alone.
 
     A model on the hub is downloaded to the hub's cache, or with --stream file by file: then the disk needs room
     for the output and, as a rule, one file of the source; `mxq plan` says how much.

@@ -100,7 +100,10 @@ def command(
         )
     plan(open_headers(model), chosen)  # before a model is fetched for nothing
     planned = plan(Checkpoint.open(resolve(model)), chosen)
-    found = groups(planned.source, [piece for group in planned.groups.values() for piece in group.pieces])
+    pieces = [piece for group in planned.groups.values() for piece in group.pieces]
+    found = groups(planned.source, pieces)
+    if len(pieces) > sum(len(group.pieces) for group in found):
+        note("MTP is left out: what it drafts does not change what the target says")
     if not found:
         raise UsageError(f"recipe {chosen.name} quantizes no module of a decoder layer", "take one that does")
     measured_units = units(found, by)

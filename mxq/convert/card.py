@@ -99,15 +99,16 @@ def _chosen(manifest: dict[str, Any]) -> list[str]:
     if "choice" not in manifest:
         return []
     choice, asked = manifest["choice"], manifest["mixed"]
-    text, count = asked["text"], choice["bytes"]
+    text, count, whole_gb = asked["text"], len(choice["groups"]), choice["bytes"]["everything_quantized"] / 1e9
     kl, whole = (choice[name]["kl"]["estimate"] for name in ("chosen", "everything_quantized"))
     kept = [group for group in choice["groups"] if group["kept"]]
     return [
         "",
         "## What was kept, by measured error",
         "",
-        f"These of {len(choice['groups'])} groups of modules stay as they were: the largest sum of errors in",
-        f"{asked['budget']:g} times the {count['everything_quantized'] / 1e9:.3f} GB that everything quantized has.",
+        f"These of {count} groups of modules stay as they were: of all choices that make the checkpoint at most",
+        f"{asked['budget']:g} times as large as everything quantized, {whole_gb:.3f} GB, that with the largest sum",
+        "of errors.",
         "An error is KL to the unquantized model, in nats per token, with the group alone quantized, on",
         f"{text['samples']} samples of {text['length']} tokens (text {text['set']}, seed {text['seed']}). That of this "
         f"checkpoint is {kl:.6f},",

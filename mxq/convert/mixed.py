@@ -27,7 +27,7 @@ from mxq.convert.partial import check, conversion_there
 from mxq.convert.plan import Plan
 from mxq.convert.recipe import Recipe, Rule
 from mxq.errors import UsageError
-from mxq.files import size
+from mxq.files import size, versions
 from mxq.progress import note, progress
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def _measured(plan: Plan, samples: "Samples", device: str) -> dict[str, Any]:
             f"{everything.divergence.estimate:.6f} with everything quantized"
         )
     return {
+        "measured_by": versions("torch", "transformers") | {"device": device.partition(":")[0]},
         "bytes": {
             "everything_quantized": least,
             "at_most": most,
