@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.headers import DTYPES
 from mxq.decode.loading import Placer
-from mxq.decode.target import text_model_class
-from mxq.errors import MxqError
+from mxq.decode.target import no_model, text_model_class
+from mxq.errors import MxqError, UsageError
+
+_FITS = "tokenizer, weights and config.json do not belong together"
 
 
 class Blocks:
@@ -47,28 +49,40 @@ class Blocks:
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings of ``ids``, float32 [..., hidden]; only their rows are read."""
         name = f"{self.prefix}embed_tokens.weight"
+        held = self._source.info(name).shape[0]
+        if int(ids.max()) >= held:
+            raise UsageError(
+                f"{self._source.path}: {name} has {held:,} rows, the text has token {int(ids.max()):,}", _FITS
+            )
         known, places = torch.unique(ids, return_inverse=True)
-        rows = torch.cat([self._source.read_rows(name, row, row + 1) for row in known.tolist()])
-        return rows.float()[places]
+        rows = torch.cat([self._source.read_rows(name, row, row + 1) for row in known.tolist()]).float()
+        self._check_finite(name, rows)
+        return rows[places]
 
     def load(self, index: int) -> Any:
         """Return a text model whose only layer is block ``index``, in float32; it takes ``inputs_embeds``."""
-        config = copy.deepcopy(self._config)
-        config.layer_types = [config.layer_types[index]]
-        config.num_hidden_layers = 1
-        config.use_cache = False
-        with torch.device("meta"):
-            model = self._class._from_config(config, attn_implementation="sdpa")
-        model.embed_tokens, model.norm = nn.Identity(), nn.Identity()
+        try:
+            config = copy.deepcopy(self._config)
+            config.layer_types = [config.layer_types[index]]
+            config.num_hidden_layers = 1
+            config.use_cache = False
+            with torch.device("meta"):
+                model = self._class._from_config(config, attn_implementation="sdpa")
+            rotary = type(model.rotary_emb)(config).to(self._device)
+        except Exception as error:  # as in text_model_class
+            raise no_model(self._source, error) from error
+        model.embed_tokens, model.norm, model.rotary_emb = nn.Identity(), nn.Identity(), rotary
         Placer(self._source, torch.float32, self._device).fill(model.layers[0], self.name(index))
-        model.rotary_emb = type(model.rotary_emb)(config).to(self._device)
         for name, parameter in model.layers[0].named_parameters():
-            if not parameter.isfinite().all():
-                raise MxqError(
-                    f"{self._source.path}: {self.prefix}layers.{index}.{name} holds values that are NaN or infinite",
-                    "the source is damaged: get it again",
-                )
+            self._check_finite(self.name(index) + name, parameter)
         return model.eval()
+
+    def _check_finite(self, name: str, values: Tensor) -> None:
+        if not values.isfinite().all():
+            raise MxqError(
+                f"{self._source.path}: {name} holds values that are NaN or infinite",
+                "the source is damaged: get it again",
+            )
 
     @staticmethod
     @torch.no_grad()

@@ -156,7 +156,8 @@ def run(
         stored: the type in which norms are going to be stored.
 
     Raises:
-        MxqError: what Quark made, or the layer returned, is not finite.
+        UsageError: ``quantized`` names what Quark cannot quantize.
+        MxqError: Quark failed.
     """
     from quark.torch import LLMTemplate, ModelQuantizer
 
@@ -184,11 +185,15 @@ def run(
     norms = {name: module.weight.clone() for name, module in layer.named_modules() if name.endswith("layernorm")}
     outcome = Outcome()
     quantizer = ModelQuantizer(quark_config)
-    with _watched(layer, len(batches), outcome), _altered(layer, stored, outcome), _quiet(), torch.no_grad():
-        model = quantizer.quantize_model(model, [{"inputs_embeds": batch} for batch in batches])
-        model = quantizer.freeze(model)
-        for name in quantized:
-            outcome.codes[name] = _exported(layer.get_submodule(name))
+    try:
+        with _watched(layer, len(batches), outcome), _altered(layer, stored, outcome), _quiet(), torch.no_grad():
+            model = quantizer.quantize_model(model, [{"inputs_embeds": batch} for batch in batches])
+            model = quantizer.freeze(model)
+            for name in quantized:
+                outcome.codes[name] = _exported(layer.get_submodule(name))
+    except Exception as error:  # Quark's own, torch's of a matrix that cannot be inverted, or of no memory
+        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        raise MxqError(f"AMD Quark's {algorithm} failed: {reason}", "--debug shows where") from error
     for name, before in norms.items():
         after = layer.get_submodule(name).weight
         if not torch.equal(before, after):
@@ -309,8 +314,9 @@ def _storable(before: nn.Module, scales: Tensor, stored: torch.dtype) -> Tensor:
     assert isinstance(weight, Tensor)
     gain = 1 + weight.float()
     divided = 1 + (gain / scales - 1).to(stored).float()
-    least = torch.finfo(stored).eps / 2  # what lies next to -1
-    divided = torch.where(divided == 0, torch.sign(gain) * least, divided)
+    eps = torch.finfo(stored).eps
+    next_to_it = torch.where(gain > 0, eps / 2, -eps)  # what w = -1 + x is stored for the smallest x
+    divided = torch.where(divided == 0, next_to_it, divided)
     return torch.where(gain == 0, scales, gain / divided)
 
 

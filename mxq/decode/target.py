@@ -195,7 +195,7 @@ def _empty_text_model(checkpoint: Checkpoint) -> Any:
         with torch.device("meta"):
             return model_class._from_config(config, attn_implementation="sdpa")
     except Exception as error:  # as below
-        raise _no_model(checkpoint, error) from error
+        raise no_model(checkpoint, error) from error
 
 
 def text_model_class(checkpoint: Checkpoint) -> tuple[Any, Any]:
@@ -213,11 +213,12 @@ def text_model_class(checkpoint: Checkpoint) -> tuple[Any, Any]:
     except MxqError:
         raise
     except Exception as error:  # whatever transformers' own checks and the arithmetic on hostile values raise
-        raise _no_model(checkpoint, error) from error
+        raise no_model(checkpoint, error) from error
     return model_class, config
 
 
-def _no_model(checkpoint: Checkpoint, error: Exception) -> MxqError:
+def no_model(checkpoint: Checkpoint, error: Exception) -> MxqError:
+    """Return what to raise where transformers cannot build what config.json describes."""
     return MxqError(
         f"{checkpoint.path}/config.json: no model can be built from it: {error}", "correct the text model's values"
     )
