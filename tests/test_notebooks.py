@@ -14,6 +14,7 @@ FIGURES = {
     "03_throughput.ipynb": 3,
     "04_is_it_preserved.ipynb": 3,
     "05_where_the_time_goes.ipynb": 5,
+    "06_recipes.ipynb": 2,
 }
 
 
