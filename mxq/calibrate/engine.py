@@ -7,7 +7,8 @@ earlier ones; behind AWQ and SmoothQuant that of the block as it came. Activatio
 
 Everything is computed in float32, whatever the checkpoint's type: 1 + w of the zero-centred norms and scaled weights
 are rounded in bfloat16, Hessians are float32 in any case, and processors are no slower at it. The bytes are those of
-Quark's own run over the whole model in float32.
+Quark's own run over the whole model in float32; another number of threads may change last bits of sums, and with them
+single codes.
 """
 
 import hashlib
@@ -83,6 +84,7 @@ def calibrate(
         "torch": torch.__version__,
         "device": device,
         "dtype": "float32",
+        "clips": algorithm == "awq",  # Quark's AWQ also searches a limit for the weights of every row and group
     }
     _begin(directory, _identity(source, pieces) | facts)
     last = max(wanted)

@@ -312,7 +312,7 @@ def _storable(before: nn.Module, scales: Tensor, stored: torch.dtype) -> Tensor:
         return scales
     weight = before.weight
     assert isinstance(weight, Tensor)
-    gain = 1 + weight.float()
+    gain = 1 + weight.float().to(scales.device)
     divided = 1 + (gain / scales - 1).to(stored).float()
     eps = torch.finfo(stored).eps
     next_to_it = torch.where(gain > 0, eps / 2, -eps)  # what w = -1 + x is stored for the smallest x
