@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mxq.engines.process import ServerError
+from mxq.engines.stream import Kept
 
 _MOST_LINE = 1 << 24
 _MOST_QUOTED = 200
@@ -211,6 +212,50 @@ class Assembly:
         ids = tuple(self.ids) if self.with_ids else None
         text, arrivals = "".join(self.texts), tuple(self.arrivals)
         return Answer(text, ids, output, prompt, self.finish_reason, arrivals, duration_s, said)
+
+
+class Received:
+    """A streamed answer as it came; ``max_tokens`` is how long it may become, ``begin`` when it was asked for.
+
+    Reading it can wait until nothing is measured any more. That there is a whole answer, and no error in its stead, is
+    seen at once.
+    """
+
+    def __init__(self, max_tokens: int, begin: float) -> None:
+        self._begin, self._duration_s = begin, 0.0
+        self._assembly, self._events = Assembly(max_tokens), Events()
+        self._kept: Kept | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many have been read."""
+        return len(self._assembly.ids if self._assembly.with_ids else self._assembly.arrivals)
+
+    @property
+    def unread(self) -> int:
+        """How many bytes have not been read."""
+        return 0 if self._kept is None else self._kept.size
+
+    def take(self, at: float, piece: bytes) -> None:
+        """Read what came at a time; raises ServerError if it is no part of an answer."""
+        for event in self._events.feed(piece):
+            self._assembly.add(event, at - self._begin)
+
+    def end(self, at: float, kept: Kept | None) -> None:
+        """End, with what was kept to be read later; raises ServerError for an answer that was cut."""
+        self._duration_s, self._kept = at - self._begin, kept
+        if kept is None:
+            self._events.end()
+
+    def answer(self) -> Answer:
+        """Return the answer; raises ServerError if what came is not a whole one."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            for at, piece in kept:
+                self.take(at, piece)
+            if not kept.whole:
+                raise ServerError("the server sends chunks that are not as long as it says")
+        return self._assembly.answer(self._duration_s)
 
 
 def quoted_text(text: str) -> str:

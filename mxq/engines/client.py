@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mxq.engines.answers import Answer, Assembly, Events, quoted_text
+from mxq.engines.answers import Answer, Received, quoted_text
 from mxq.engines.base import Sampling
 from mxq.engines.metrics import Counters, caches_prefixes, parse
 from mxq.engines.process import ServerError, ServerProcess
+from mxq.engines.stream import listen
 from mxq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,10 +85,14 @@ class Client:
         self.endpoint = endpoint
         self._http, self._timeouts = http, timeouts
 
-    async def complete(
+    async def complete(self, prompt: Sequence[int] | str | Messages, **how: Any) -> Answer:
+        """Send one request and return its answer, as :meth:`receive` has it."""
+        return (await self.receive(prompt, **how)).answer()
+
+    async def receive(
         self, prompt: Sequence[int] | str | Messages, *, max_tokens: int, sampling: Sampling, seed: int = 0, **more: Any
-    ) -> Answer:
-        """Send one request and return its answer.
+    ) -> Received:
+        """Send one request and return its answer, which can be read later.
 
         Args:
             prompt: token ids or text to continue, or the messages of a chat, to which the server's template is applied.
@@ -115,19 +120,15 @@ class Client:
             "return_token_ids": True,
             **more,
         }
-        assembly, events = Assembly(max_tokens), Events()
-        begin = time.perf_counter()
-        async with self._failing(assembly):
+        received = Received(max_tokens, time.perf_counter())
+        async with self._failing(received):
             async with self._http.post(f"{self.endpoint.base_url}{path}", json=body, allow_redirects=False) as response:
                 if response.status != 200:
                     raise self._refused(response.status, await _body(response))
                 _check_plain(response)
-                async for piece in response.content.iter_any():
-                    now = time.perf_counter() - begin
-                    for event in events.feed(piece):
-                        assembly.add(event, now)
-            events.end()
-        return assembly.answer(time.perf_counter() - begin)
+                kept = await listen(response, max_tokens, self._timeouts.silence_s, received.take)
+            received.end(time.perf_counter(), kept)
+        return received
 
     async def counters(self) -> Counters:
         """Return what the server has counted; raises ServerError if it has no such counts."""
@@ -188,7 +189,7 @@ class Client:
         return body
 
     @asynccontextmanager
-    async def _failing(self, assembly: Assembly | None = None) -> AsyncIterator[None]:
+    async def _failing(self, received: Received | None = None) -> AsyncIterator[None]:
         """Say in a line what is wrong with the connection, or with the server behind it."""
         import aiohttp
 
@@ -204,10 +205,10 @@ class Client:
                 if connecting
                 else f"says nothing for {times.silence_s:g} s"
             )
-            raise ServerError(f"{url} {what}{_after(assembly)}", lost=True) from None
+            raise ServerError(f"{url} {what}{_after(received)}", lost=True) from None
         except TimeoutError:
             what = f"has not finished an answer after {times.answer_s:g} s"
-            raise ServerError(f"{url} {what}{_after(assembly)}", lost=True) from None
+            raise ServerError(f"{url} {what}{_after(received)}", lost=True) from None
         except aiohttp.InvalidURL:
             raise ServerError(f"{url} is no URL", _IS_IT) from None
         except aiohttp.ClientConnectorError as error:
@@ -216,7 +217,7 @@ class Client:
         except (aiohttp.ClientError, ConnectionError) as error:
             await self._look()
             reason = quoted_text(str(error)) or type(error).__name__
-            raise ServerError(f"{url} broke off{_after(assembly)} ({reason})", lost=True) from None
+            raise ServerError(f"{url} broke off{_after(received)} ({reason})", lost=True) from None
         except ServerError as error:
             if error.lost:
                 await self._look()
@@ -329,7 +330,5 @@ def _message(body: bytes) -> str:
     return quoted_text(str(error.get("message", error) if isinstance(error, dict) else error))
 
 
-def _after(assembly: Assembly | None) -> str:
-    if assembly is None:
-        return ""
-    return f", after {len(assembly.ids) if assembly.with_ids else len(assembly.arrivals)} tokens of an answer"
+def _after(received: Received | None) -> str:
+    return "" if received is None else f", after {received.tokens} tokens of an answer"

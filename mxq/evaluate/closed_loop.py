@@ -11,10 +11,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mxq.engines import Completion
-from mxq.engines.answers import Answer
+from mxq.engines.answers import Answer, Received
 from mxq.engines.client import Client
 from mxq.engines.process import ServerError
 from mxq.evaluate.matrix import Arm, Plan, TokenizedWorkload
@@ -27,15 +28,27 @@ MOST_REFUSED = 3
 
 _TOO_MUCH = (429, 503)
 _BACKOFF_S = 0.5
+_MOST_UNREAD = 1 << 27
+"""Bytes of answers that wait for the last one to be read: those of some 400,000 tokens."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A request with its answer; ``started_at`` in seconds since the epoch."""
+    """A request with its answer as it came; ``started_at`` in seconds since the epoch."""
 
     ids: Sequence[int]
     started_at: float
-    answer: Answer
+    received: Received
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The answer, once it is read; raises ServerError if it is not a whole one."""
+        answer = self.received.answer()
+        if answer.token_ids is None:
+            raise ServerError("the server does not send the ids of tokens", "it must be vLLM 0.10.2 or later")
+        if answer.prompt_tokens != len(self.ids):
+            raise ServerError(f"the server counted {answer.prompt_tokens} tokens in a prompt of {len(self.ids)}")
+        return answer
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Asking:
         while True:
             started_at = time.time()
             try:
-                answer = await self._client.complete(
+                received = await self._client.receive(
                     ids, max_tokens=max_tokens, sampling=self._settings.sampling, seed=seed, stop_token_ids=stop
                 )
             except ServerError as error:
@@ -72,18 +85,18 @@ class Asking:
                 self.refused += 1
                 await asyncio.sleep(_BACKOFF_S * 2**self.refused)
                 continue
-            if answer.token_ids is None:
-                raise ServerError("the server does not send the ids of tokens", "it must be vLLM 0.10.2 or later")
-            if answer.prompt_tokens != len(ids):
-                raise ServerError(f"the server counted {answer.prompt_tokens} tokens in a prompt of {len(ids)}")
-            return Sent(ids, started_at, answer)
+            return Sent(ids, started_at, received)
 
 
 async def warm_up(client: Client, plan: Plan, concurrency: int) -> None:
     """Send as many requests at once as will be measured, of prompts that none of the workloads has."""
     asking = Asking(client, plan)
     tokens = min(WARM_UP_TOKENS, plan.settings.max_tokens)
-    await _together(asking.ask(ids, tokens) for ids in plan.warm_ups[:concurrency])
+
+    async def ask(ids: Sequence[int]) -> None:
+        _ = (await asking.ask(ids, tokens)).answer
+
+    await _together(ask(ids) for ids in plan.warm_ups[:concurrency])
 
 
 async def closed_loop(
@@ -97,19 +110,25 @@ async def closed_loop(
 ) -> Loop:
     """Send every prompt of a workload, ``concurrency`` of them at a time; ``advance`` is called as answers come.
 
-    Raises ServerError for the first request that has no whole answer; the others are then given up.
+    Raises ServerError for the first request that has no whole answer; the others are then given up. What only reading
+    an answer shows is raised when all have come.
     """
     asking = Asking(client, plan)
     done: list[Sent | None] = [None] * len(workload.token_ids)
     texts = [""] * len(done)
     waiting = _conversations(workload)
+    unread = 0
 
     async def work() -> None:
+        nonlocal unread
         for positions in waiting:
             for position in positions:
                 ids = prompt_ids(workload, position, texts, template.encode)
                 seed = seed_of(plan, workload, position, repeat)
                 done[position] = sent = await asking.ask(ids, plan.settings.max_tokens, seed)
+                unread += sent.received.unread
+                if unread > _MOST_UNREAD:
+                    _ = sent.answer
                 if position + 1 in positions:
                     texts[position] = template.decode(sent.answer.token_ids or ())
                 advance(1)
@@ -119,6 +138,8 @@ async def closed_loop(
         await _together(work() for _ in range(concurrency))
         wall_s = time.perf_counter() - begin
     requests = tuple(sent for sent in done if sent is not None)
+    for sent in requests:
+        _ = sent.answer
     assert len(requests) == len(done)
     return Loop(requests, wall_s, asking.refused)
 
