@@ -91,7 +91,7 @@ def kept(planned: "Plan") -> str:
             roles[qwen35.part(name), decision.action].add(role)
     words = sorted(roles["text", "keep"])
     if roles["mtp", "keep"]:
-        words.append(f"MTP's {', '.join(sorted(roles['mtp', 'keep']))}" if roles["mtp", "quantize"] else "MTP")
+        words.append(f"{' and '.join(sorted(roles['mtp', 'keep']))} of MTP" if roles["mtp", "quantize"] else "MTP")
     return ", ".join(words) or "nothing"
 
 
