@@ -128,14 +128,14 @@ def fake(monkeypatch: pytest.MonkeyPatch, after_block: Callable[[int], None] = l
     monkeypatch.setattr("mxq.calibrate.quark.check_algorithm", lambda family, algorithm: None)
 
 
-def recipe(directory: Path, kind: str, **changes: Any) -> str:
+def recipe(directory: Path, kind: str, samples: int = 2, length: int = 16, **changes: Any) -> str:
     """A recipe that asks for little text."""
     content = {
         "name": f"little-{kind}",
         "description": "little text",
         "extends": "mxfp4",
         "algorithm": kind,
-        "calibration": {"set": None, "samples": 2, "length": 16, "seed": 0},
+        "calibration": {"set": None, "samples": samples, "length": length, "seed": 0},
     }
     file = directory / f"{kind}.yaml"
     file.write_text(yaml.safe_dump(content | changes))

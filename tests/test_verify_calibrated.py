@@ -152,10 +152,11 @@ def test_a_norm_that_the_manifest_does_not_name_is_found(made: dict[str, tuple[P
     path = shutil.copytree(out, tmp_path / "defective")
     edit_json(path / "mxq_manifest.json", lambda content: content["calibrated"]["folded"].remove(NORM))
     problems = [problem.what for problem in verify(path, source, rows=0).problems]
-    assert problems == [
-        f"{NORM}, which is not quantized, is not the same bytes as in the source",
-        f"{NORM} is not the source's with the scales of the linears behind it taken out",
-    ]
+    assert problems == [f"{NORM}, which is not quantized, is not the same bytes as in the source"]
+    other = LAYER + "input_layernorm.weight"
+    edit_json(path / "mxq_manifest.json", lambda content: content["calibrated"]["folded"].extend([NORM, other]))
+    problems = [problem.what for problem in verify(path, source, rows=0).problems]
+    assert problems == [f"{other} is not the source's with the scales of the linears behind it taken out"]
 
 
 def test_scales_that_were_edited_swapped_or_lost_are_found(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:

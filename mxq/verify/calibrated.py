@@ -141,11 +141,16 @@ def check(made: Calibrated, checkpoint: Checkpoint, source: Checkpoint) -> tuple
         prefix, _, last = module.rpartition(".")
         if last != "up_proj" or f"{prefix}.down_proj" not in made.columns:
             apart.append(module)
-    wrong = sorted(made.folded ^ norms.keys())
+    wrong = sorted(made.folded - norms.keys())  # one that is there and not folded is the source's: its scales must be 1
     for name, scale in norms.items():
         if name in source.tensors and name in checkpoint.tensors and name not in wrong:
-            ours, theirs = (1 + one.read(name).double() for one in (checkpoint, source))
-            if ours.shape != scale.shape or ((ours * scale.double() - theirs).abs() > _LOST * theirs.abs()).any():
+            norm = checkpoint.read(name)
+            ours, theirs = 1 + norm.double(), 1 + source.read(name).double()
+            if ours.shape != scale.shape:
+                wrong.append(name)
+                continue
+            near = theirs.abs() if norm.dtype != torch.float32 else theirs.abs() + scale.double()  # rounded, then
+            if ((ours * scale.double() - theirs).abs() > _LOST * near).any():
                 wrong.append(name)
     problems = [
         *about(unsound, "{} in " + SCALES + " are scaled by what is no number above 0"),
