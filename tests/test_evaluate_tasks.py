@@ -177,6 +177,8 @@ def test_a_server_that_cannot_answer(
     assert reason in result.stderr
     assert "Traceback" not in result.stderr
     assert not list((tmp_path / "run").glob("lm-eval/*/*/results.json"))
+    if how == "no-echo":  # which generating needs not
+        assert evaluate("--lm-eval", "toy_text").exit_code == 0
     fakes.do("")
     assert evaluate("--lm-eval", "toy_choice").exit_code == 0
 

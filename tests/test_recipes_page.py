@@ -80,7 +80,7 @@ def test_each_recipe_is_called_what_its_numbers_show(results: dict[str, Any]) ->
     text = "\n".join(recipes_page.page(results))
     assert "DFlash K=15 +3.0% (+1.5% to +4.5%) (more), MTP K=3 +0.0% (-10.0% to +10.0%) (not told apart)" in text
     assert "preserved with `longer`" in text
-    assert "`broken` could not be converted: error: no compiler" in text
+    assert "`broken` has no numbers: error: no compiler" in text
     other = copy.deepcopy(results)
     other["models"]["moe"] = copy.deepcopy(other["models"]["dense"])
     other["models"]["moe"]["recipes"]["longer"] = other["models"]["dense"]["recipes"]["shorter"]

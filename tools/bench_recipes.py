@@ -9,7 +9,7 @@ workloads once: plainly, with MTP and with DFlash. Each MXFP4 target decodes the
 token by token on bf16's plain answers. What is compared is paired by prompt.
 
 What is measured is in --work, and is not measured again: stopped, the same command goes on. --report only writes the
-page of what there is. A recipe that cannot be converted has a row that says so.
+page of what there is. A recipe that cannot be converted, or is not measured yet, has a row that says so.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -121,6 +122,8 @@ def _converted(name: str, recipe: str, work: Path) -> bool:
     """Convert a model and note time, peak memory and, where it fails, why; returns whether there is a checkpoint."""
     noted = work / f"{recipe}.json"
     if not noted.exists():
+        for left in (work / recipe, work / f"{recipe}.partial"):  # going on with it would take less time
+            shutil.rmtree(left, ignore_errors=True)
         begin = time.perf_counter()
         command = [*_MXQ, "--quiet", "quantize", f"testbed:{name}", str(work / recipe), "--recipe", recipe]
         done, peak = peak_memory.measured(command)
@@ -205,17 +208,24 @@ def _results(options: argparse.Namespace) -> dict[str, Any]:
 def _model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     work = options.work / name
     bf16, source = read_run(work / "run-bf16"), testbed.path(f"testbed:{name}")
-    plain = _Measured(work, PLAIN) if (work / f"quality-{PLAIN}").exists() else None
+    made = {recipe: _Measured(work, recipe) for recipe in options.recipes if _measured(work, recipe)}
+    plain = made.get(PLAIN)
     recipes = {}
     for recipe in options.recipes:
-        noted = json.loads((work / f"{recipe}.json").read_text())
-        if noted["error"] is None:
-            mine = _Measured(work, recipe)
+        path, mine = work / f"{recipe}.json", made.get(recipe)
+        noted = json.loads(path.read_text()) if path.exists() else {"error": None}
+        if mine is None:
+            noted["error"] = noted["error"] or "it is not measured yet"
+        else:
             noted |= {"bytes": _bytes(work / recipe), **mine.against_bf16(bf16)}
             if plain is not None and recipe != PLAIN:
                 noted["from_plain"] = mine.against(plain)
         recipes[recipe] = noted
     return {"bytes": _bytes(source), "recipes": recipes}
+
+
+def _measured(work: Path, recipe: str) -> bool:
+    return (work / f"quality-{recipe}" / "definition.json").exists()
 
 
 class _Measured:

@@ -94,7 +94,7 @@ def _against_bf16(models: Mapping[str, Any], recipes: Sequence[str]) -> Iterator
 
 def _sentence(name: str, recipe: Recipe, plain: Recipe, told: Mapping[str, int]) -> str:
     if recipe["error"]:
-        return f"testbed:{name} is not converted ({recipe['error'].removeprefix('error: ')})"
+        return f"testbed:{name} has no numbers ({recipe['error'].removeprefix('error: ')})"
     if "from_plain" not in recipe:
         return f"testbed:{name}: plain `{PLAIN}` is not measured"
     changes = recipe["from_plain"]
@@ -119,7 +119,7 @@ def _model(model: Mapping[str, Any], workloads: Sequence[str]) -> Iterator[str]:
     rows = [["bf16", files.size(model["bytes"]), "0", "100%", *bf16, "", ""]]
     for name, one in recipes.items():
         if one["error"]:
-            rows.append([f"`{name}`", "not converted", *[""] * (len(heads) + 4)])
+            rows.append([f"`{name}`", "no numbers", *[""] * (len(heads) + 4)])
             continue
         lengths = [
             text
@@ -132,7 +132,7 @@ def _model(model: Mapping[str, Any], workloads: Sequence[str]) -> Iterator[str]:
     yield from _table([*_HEAD, *heads, *_COST], rows)
     for name, one in recipes.items():
         if one["error"]:
-            yield from ("", f"`{name}` could not be converted: {one['error']}")
+            yield from ("", f"`{name}` has no numbers: {one['error']}")
     if len(workloads) > 1:
         for configuration in configurations:
             yield from ("", f"Change of acceptance of {_NAMES.get(configuration, configuration)} by workload:", "")

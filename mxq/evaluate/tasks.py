@@ -7,7 +7,8 @@
     RUN/lm-eval/<target>/lm-eval.log                      what it printed
 
 Tasks are chosen by name from lm-eval's own, or from a directory of YAML files; they are loaded, with their data, before
-anything is measured. What a run directory holds of a task is not asked again.
+anything is measured. What lm-eval has a default for is left at it, seeds included, so that scores can be held beside
+published ones. What a run directory holds of a task is not asked again.
 """
 
 import asyncio
@@ -160,13 +161,13 @@ def _ask_target(tasks: Tasks, names: Sequence[str], plan: Plan, role: str, fleet
         for name in names:
             note(f"{arm.label}: asking {name} (what lm-eval prints is in {log})")
             begin = time.monotonic()
-            found = _evaluated(tasks, name, model, server.endpoint, log, plan.settings.sampling.seed)
+            found = _evaluated(tasks, name, model, server.endpoint, log)
             described = fleet.describe(arm, server, out, 0)
             facts = {"max_model_len": length, "seconds": round(time.monotonic() - begin, 1), "server": described}
             _write(_path(out, role, name), _definition(tasks.asked, plan, role, name), found, facts)
 
 
-def _evaluated(tasks: Tasks, name: str, model: Any, endpoint: Endpoint, log: Path, seed: int) -> dict[str, Any]:
+def _evaluated(tasks: Tasks, name: str, model: Any, endpoint: Endpoint, log: Path) -> dict[str, Any]:
     from lm_eval import simple_evaluate
 
     try:
@@ -179,10 +180,6 @@ def _evaluated(tasks: Tasks, name: str, model: Any, endpoint: Endpoint, log: Pat
                 apply_chat_template=tasks.asked.chat,
                 fewshot_as_multiturn=tasks.asked.chat,
                 log_samples=True,
-                random_seed=seed,
-                numpy_random_seed=seed,
-                torch_random_seed=seed,
-                fewshot_random_seed=seed,
             )
     except MxqError as error:
         raise type(error)(f"lm-eval's task {name}: {error.message}", error.hint) from None
@@ -259,7 +256,6 @@ def _definition(asked: Asked, plan: Plan, role: str, name: str) -> dict[str, Any
         "task": name,
         "limit": asked.limit,
         "chat_template": template if asked.chat else None,
-        "seed": plan.settings.sampling.seed,
         "lm_eval": importlib.metadata.version("lm_eval"),
     }
 
