@@ -8,8 +8,15 @@ testbed:dense that decodes plainly: a piece per token is the most that a client 
 one that begins changes with every pair; a ratio is that of one pair's passes. vLLM's tool stays loaded in a process of
 its own, so that a turn of it costs no start.
 
-Client and server share the processors here. "others" is the share of them that neither had: where it is not small, the
-figures are of a busy machine and a run says little.
+Client and server share the processors here, so that a client that takes more of them has a slower server: both clients'
+shares are measured, from the first request sent to the last answer ended. "others" is the share that neither had: where
+it is not small, the figures are of a busy machine and a run says little.
+
+    python tools/bench_client.py --pieces                    # no vLLM, a minute: what a piece costs the client
+
+--pieces has a process of its own stream made-up pieces at --rate, and two clients take them in turn: the one that there
+is, and one that takes each piece from aiohttp and reads it at once. On a busy machine both cost more; their ratio says
+something still.
 """
 
 import argparse
@@ -27,10 +34,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from mxq import files, testbed, workloads
 from mxq.checkpoint import resolve
+from mxq.engines.answers import Received
 from mxq.engines.base import Sampling
 from mxq.engines.builds import BUILDS, measurable
 from mxq.engines.client import Client, Endpoint, connected
@@ -42,14 +50,22 @@ from mxq.progress import note
 from mxq.workloads.chat import ChatTemplate
 
 _PEER = """
-import json, sys
+import json, sys, time
 from vllm.benchmarks import serve
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = FlexibleArgumentParser()
 serve.add_cli_args(parser)
+spent = []  # of this process, as the first request is sent and after the last answer
+def noting(function):
+    def call(*args, **how):
+        spent.append(time.process_time())
+        return function(*args, **how)
+    return call
+serve.get_request, serve.calculate_metrics = noting(serve.get_request), noting(serve.calculate_metrics)
 out, sys.stdout = sys.stdout, sys.stderr
 for line in sys.stdin:
-    print(json.dumps(serve.main(parser.parse_args(json.loads(line)))), file=out, flush=True)
+    said = serve.main(parser.parse_args(json.loads(line)))
+    print(json.dumps(said | {"spent": spent[-1] - spent[-2]}), file=out, flush=True)
 """
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -68,7 +84,8 @@ class Pass:
     """What one tool saw, in seconds; and what was seen of it.
 
     Attributes:
-        cpu: share of one processor that the client had; None of the peer, which does other work beside.
+        cpu: share of one processor that the client had.
+        reading_s: what it had after the last answer, to read what it had kept.
         server_s: processor time of the server.
         others: share of the machine's processors that neither had.
     """
@@ -77,7 +94,8 @@ class Pass:
     tokens: int
     ttft: list[float]
     itl: list[float]
-    cpu: float | None = None
+    cpu: float
+    reading_s: float = 0.0
     server_s: float = 0.0
     others: float = 0.0
 
@@ -93,19 +111,23 @@ def own(endpoint: Endpoint, prompts: Sequence[str], load: Load) -> Pass:
     async def run() -> Pass:
         async with connected(endpoint) as client:
             begin, busy = time.perf_counter(), time.process_time()
-            answers = await asyncio.gather(*(ask(client, prompt, slots) for prompt in prompts))
+            received = await asyncio.gather(*(ask(client, prompt, slots) for prompt in prompts))
             busy, seconds = time.process_time() - busy, time.perf_counter() - begin
+        reading = time.process_time()
+        answers = [one.answer() for one in received]
+        reading = time.process_time() - reading
         return Pass(
             seconds,
             sum(answer.output_tokens for answer in answers),
             [answer.ttft_s for answer in answers],
             [gap for answer in answers for gap in answer.gaps_s],
             busy / seconds,
+            reading,
         )
 
-    async def ask(client: Client, prompt: str, slots: asyncio.Semaphore) -> Any:
+    async def ask(client: Client, prompt: str, slots: asyncio.Semaphore) -> Received:
         async with slots:
-            return await client.complete(prompt, max_tokens=load.tokens, sampling=Sampling(), ignore_eos=True)
+            return await client.receive(prompt, max_tokens=load.tokens, sampling=Sampling(), ignore_eos=True)
 
     slots = asyncio.Semaphore(load.concurrency)
     return asyncio.run(run())
@@ -153,7 +175,8 @@ class Peer:
             lost = load.requests - said["completed"]
             raise UnansweredError(f"vllm bench serve: {lost} of {load.requests} requests unanswered", "see --log")
         itl = [gap for answer in said["itls"] for gap in answer]
-        return Pass(said["duration"], said["total_output_tokens"], said["ttfts"], itl)
+        seconds = said["duration"]
+        return Pass(seconds, said["total_output_tokens"], said["ttfts"], itl, said["spent"] / seconds)
 
     def close(self) -> None:
         """End it."""
@@ -227,15 +250,16 @@ def rows(load: Load, pairs: list[dict[str, Pass]]) -> Iterator[str]:
         runs = [pair[name] for pair in pairs]
         mine = name == "mxq"
         pieces = sum(len(run.itl) + len(run.ttft) for run in runs)
-        busy = sum(run.cpu * run.seconds for run in runs if run.cpu is not None)
+        busy = sum(run.cpu * run.seconds for run in runs)
         cells = [
             str(load.concurrency) if mine else "",
             title,
             f"{load.requests} x {load.tokens}" if mine else "",
             spread([run.speed for run in runs], "{:.1f}"),
             spread(ratios, "{:.3f}") if mine else "",
-            spread([100 * run.cpu for run in runs if run.cpu is not None], "{:.1f} %") if mine else "",
-            f"{1e6 * busy / pieces:.0f}" if mine else "",
+            spread([100 * run.cpu for run in runs], "{:.1f} %"),
+            f"{1e6 * busy / pieces:.0f}",
+            f"{1e6 * sum(run.reading_s for run in runs) / pieces:.0f}" if mine else "",
             f"{1e3 * statistics.median(t for run in runs for t in run.ttft):.1f}",
             f"{1e3 * statistics.median(t for run in runs for t in run.itl):.2f}",
             spread([1e3 * run.server_s / run.tokens for run in runs], "{:.2f}"),
@@ -250,6 +274,79 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{middle} ({low}–{high})"
 
 
+_STREAM = """
+import asyncio, json, sys, time
+streams, interval = [], float(sys.argv[1])
+async def serve(reader, writer):
+    try:
+        while True:
+            head = await reader.readuntil(b"\\r\\n\\r\\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\\r\\n")[0])
+            tokens = json.loads(await reader.readexactly(length))["max_tokens"]
+            writer.write(b"HTTP/1.1 200 OK\\r\\ntransfer-encoding: chunked\\r\\n\\r\\n")
+            over = asyncio.get_running_loop().create_future()
+            streams.append([writer, tokens, over])
+            await over
+    except (OSError, asyncio.IncompleteReadError):
+        writer.close()
+def chunk(event):
+    data = b"data: " + event + b"\\n\\n"
+    return f"{len(data):x}\\r\\n".encode() + data + b"\\r\\n"
+def event(token, reason, usage=None):
+    choice = {"index": 0, "text": " word", "logprobs": None, "finish_reason": reason, "stop_reason": None,
+              "token_ids": [token], "prompt_logprobs": None, "prompt_token_ids": None}
+    return json.dumps({"id": "cmpl-a01b2c3d4e5f60718293a4b5c6d7e8f9", "object": "text_completion",
+                       "created": 1796061922, "model": "testbed:dense", "choices": [] if usage else [choice],
+                       "usage": usage}).encode()
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    at = time.perf_counter()
+    while True:  # one piece to each stream, as a step of an engine gives it
+        at = max(at + interval, time.perf_counter())
+        await asyncio.sleep(at - time.perf_counter())
+        for stream in list(streams):
+            writer, left, over = stream
+            stream[1] -= 1
+            writer.write(chunk(event(1000 + left, None if left > 1 else "length")))
+            if left == 1:
+                usage = {"prompt_tokens": 5, "completion_tokens": json.loads(sys.argv[2])}
+                writer.write(chunk(event(0, None, usage)) + chunk(b"[DONE]") + b"0\\r\\n\\r\\n")
+                streams.remove(stream)
+                over.set_result(None)
+asyncio.run(main())
+"""
+
+
+def pieces(load: Load, rate: float, pairs: int) -> None:
+    """Print what a piece costs the client, and one that takes each from aiohttp."""
+    from unittest.mock import patch
+
+    from mxq.engines import stream
+
+    bytes(1 << 24)  # freed: what asyncio reads into is not mapped anew for each piece
+    command = [sys.executable, "-c", _STREAM, str(load.concurrency / rate), str(load.tokens)]
+    none, costs = lambda *_: None, dict[str, list[float]](kept=[], each=[])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        endpoint = Endpoint(f"http://127.0.0.1:{int(server.stdout.readline())}", "m", local=True)
+        try:
+            for number in range(pairs + 1):
+                for name in list(costs)[:: 1 if number % 2 else -1]:
+                    with contextlib.nullcontext() if name == "kept" else patch.object(stream.Ears, "tap", none):
+                        made = own(endpoint, ["x"] * load.requests, load)
+                    if number:
+                        costs[name].append(1e6 * made.cpu * made.seconds / made.tokens)
+        finally:
+            server.kill()
+    ratios = [each / one for each, one in zip(costs["each"], costs["kept"], strict=True)]
+    for name, title in (("kept", "kept as it comes"), ("each", "taken from aiohttp and read")):
+        print(
+            f"a piece {title}: {spread(costs[name], '{:.1f}')} µs, {min(costs[name]) * rate / 1e4:.1f} % at {rate:g}/s"
+        )
+    print(f"ratio: {spread(ratios, '{:.2f}')}; {pairs} pairs, load average {os.getloadavg()[0]:.1f}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and write its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -259,7 +356,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="length of an answer")
     parser.add_argument("--log", type=Path, help="keep here what server and peer print")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/CLIENT.md"))
+    parser.add_argument("--pieces", action="store_true", help="only what a piece costs; needs no vLLM")
+    parser.add_argument("--rate", type=float, default=3300, help="pieces a second of --pieces")
     options = parser.parse_args(argv)
+    if options.pieces:
+        most = max(options.concurrency)
+        pieces(Load(most, options.requests * most, options.tokens), options.rate, options.pairs)
+        return 0
     target = resolve(f"{testbed.PREFIX}dense")
     template = ChatTemplate(target, thinking=False)
     prompts = [template.text(prompt.messages) for name in testbed.WORKLOADS for prompt in workloads.load(name).prompts]
@@ -291,13 +394,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "",
         f"testbed:dense, plain decoding, greedy, every answer of full length, the same prompts in the same order; "
         f"{options.pairs} pairs of passes, alternated: median (lowest–highest). The ratio is of the two passes of a "
-        "pair. The client's own time is that of all its threads, over wall clock; a piece is an event with a token. "
-        "Server and client share the processors; others had what neither of them had.",
+        "pair. A client's own time is that of all its threads, over wall clock, from the first request sent to the "
+        "last answer ended; a piece is an event with a token, and mxq reads what it kept of it after that. Server and "
+        "client share the processors; others had what neither of them had.",
         "",
         "| concurrency | tool | requests x tokens | tokens/s | mxq / bench (must: 1 ± 0.03) "
-        "| client's CPU (must at 32: under 5 %) | µs of it per piece | TTFT ms | ITL ms "
+        "| client's CPU (must at 32: under 5 %) | µs of it per piece | µs later | TTFT ms | ITL ms "
         "| server's CPU, ms per token | others |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     with files.atomic_write(options.out) as file:
         file.write("\n".join([*head, *table]) + "\n")

@@ -6,6 +6,7 @@ what it measures.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import time
@@ -19,7 +20,7 @@ from mxq.engines.answers import Answer, Received, quoted_text
 from mxq.engines.base import Sampling
 from mxq.engines.metrics import Counters, caches_prefixes, parse
 from mxq.engines.process import ServerError, ServerProcess
-from mxq.engines.stream import listen
+from mxq.engines.stream import Ears, listen
 from mxq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ def root_of(base_url: str) -> str:
 class Client:
     """Sends requests to an :class:`Endpoint`; see :func:`connected`."""
 
-    def __init__(self, endpoint: Endpoint, http: "aiohttp.ClientSession", timeouts: Timeouts) -> None:
+    def __init__(self, endpoint: Endpoint, http: "aiohttp.ClientSession", timeouts: Timeouts, ears: Ears) -> None:
         self.endpoint = endpoint
-        self._http, self._timeouts = http, timeouts
+        self._http, self._timeouts, self._ears = http, timeouts, ears
 
     async def complete(self, prompt: Sequence[int] | str | Messages, **how: Any) -> Answer:
         """Send one request and return its answer, as :meth:`receive` has it."""
@@ -126,7 +127,7 @@ class Client:
                 if response.status != 200:
                     raise self._refused(response.status, await _body(response))
                 _check_plain(response)
-                kept = await listen(response, max_tokens, self._timeouts.silence_s, received.take)
+                kept = await listen(self._ears, response, max_tokens, self._timeouts.silence_s, received.take)
             received.end(time.perf_counter(), kept)
         return received
 
@@ -275,7 +276,8 @@ async def connected(endpoint: Endpoint, timeouts: Timeouts | None = None) -> Asy
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     ) as http:
-        yield Client(endpoint, http, times)
+        with contextlib.closing(Ears()) as ears:
+            yield Client(endpoint, http, times, ears)
 
 
 def _proxy(endpoint: Endpoint) -> str | None:

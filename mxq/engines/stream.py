@@ -1,13 +1,16 @@
 """The bytes of a streamed answer, each piece with the time it came at, for little of the processor.
 
 aiohttp's way of a piece (a timer set anew, its parser, a reader, a task woken) costs more than the one thing that has
-to be done of it at once, looking at the clock. So a protocol of this module stands in for aiohttp's while an answer
-streams, and keeps what comes. What is not in the form in which vLLM sends it goes aiohttp's way after all.
+to be done of it at once, looking at the clock. So aiohttp's connection is paused while an answer streams; what comes is
+read past it, of all connections in one turn of the loop, and kept. What is not in the form in which vLLM sends it goes
+aiohttp's way after all.
 """
 
 import asyncio
 import contextlib
+import os
 import re
+import select
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp.client_proto import ResponseHandler
 
-_BUFFER = 1 << 16
+_MOST_READ = 1 << 16
+_MOST_FILES = 256
 _ROOM_BASE, _ROOM_PER_TOKEN = 1 << 16, 1 << 10
 _END = b"0\r\n\r\n"
 _EVENTS = re.compile(  # a dot is no end of line
@@ -68,7 +72,11 @@ def _next(body: bytes, at: int) -> int | None:
 
 
 async def listen(
-    response: "aiohttp.ClientResponse", max_tokens: int, silence_s: float, take: Callable[[float, bytes], None]
+    ears: "Ears",
+    response: "aiohttp.ClientResponse",
+    max_tokens: int,
+    silence_s: float,
+    take: Callable[[float, bytes], None],
 ) -> Kept | None:
     """Receive the body of a response, until its end.
 
@@ -81,7 +89,7 @@ async def listen(
     content = response.content
     begun = b"".join(iter(content.read_nowait, b""))
     at = time.perf_counter()
-    if (tap := _tapped(response, max_tokens)) is None:
+    if (tap := ears.tap(response, max_tokens)) is None:
         take(at, begun)
     else:
         try:
@@ -101,40 +109,88 @@ async def listen(
     return None
 
 
-def _tapped(response: "aiohttp.ClientResponse", max_tokens: int) -> "_Tap | None":
-    """Begin to keep what comes; None where aiohttp has all of it already, or it is not in chunks."""
-    connection = response.connection
-    if connection is None or connection.protocol is None or connection.transport is None:
-        return None
-    protocol, transport = connection.protocol, connection.transport
-    if response.headers.get("Transfer-Encoding", "").lower() != "chunked" or response.content.is_eof():
-        return None
-    if not transport.is_reading() or transport.get_protocol() is not protocol:
-        return None
-    return _Tap(protocol, transport, _ROOM_BASE + _ROOM_PER_TOKEN * max_tokens)
+class Ears:
+    """What listens to all connections at once: a selector of the kernel that is one file to the loop.
 
-
-class _Tap(asyncio.BufferedProtocol):
-    """Stands in for aiohttp's protocol of a connection, until the end or until ``room`` bytes have come.
-
-    Buffered: a plain one gets a bytes object of 256 KiB from asyncio for each piece, which in a process that has freed
-    none of that size costs a map of memory, more than all the rest.
+    For each file of its own the loop makes a list, a handle and calls of four functions when something comes.
     """
 
-    def __init__(self, protocol: "ResponseHandler", transport: asyncio.Transport, room: int) -> None:
+    def __init__(self) -> None:
+        self._taps: dict[int, _Tap] = {}
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        if self._epoll is not None:
+            self._loop.add_reader(self._epoll.fileno(), self._hear)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._epoll is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+
+    def tap(self, response: "aiohttp.ClientResponse", max_tokens: int) -> "_Tap | None":
+        """Begin to keep what comes; None where aiohttp has all of it already, or it is not in chunks, or encrypted."""
+        connection = response.connection
+        if self._epoll is None or connection is None or connection.protocol is None or connection.transport is None:
+            return None
+        transport = connection.transport
+        if response.headers.get("Transfer-Encoding", "").lower() != "chunked" or response.content.is_eof():
+            return None
+        if not transport.is_reading() or transport.get_extra_info("sslcontext") is not None:
+            return None
+        file = transport.get_extra_info("socket").fileno()
+        tap = _Tap(self, connection.protocol, transport, file, _ROOM_BASE + _ROOM_PER_TOKEN * max_tokens)
+        self._taps[file] = tap
+        self._epoll.register(file, select.EPOLLIN)
+        return tap
+
+    def leave(self, file: int) -> None:
+        """Listen no more to one of them."""
+        if self._taps.pop(file, None) is not None and self._epoll is not None:
+            with contextlib.suppress(OSError):  # it is closed
+                self._epoll.unregister(file)
+
+    def _hear(self) -> None:
+        assert self._epoll is not None
+        for file, _ in self._epoll.poll(0, _MOST_FILES):
+            self._taps[file].hear()
+
+
+class _Tap:
+    """One connection, until the end or until ``room`` bytes have come."""
+
+    def __init__(
+        self, ears: Ears, protocol: "ResponseHandler", transport: asyncio.Transport, file: int, room: int
+    ) -> None:
         self.pieces: list[bytes] = []
         self.times: list[float] = []
         self.size = 0
         self._room, self._since = room, time.perf_counter()
-        self._protocol, self._transport = protocol, transport
-        self._buffer = memoryview(bytearray(_BUFFER))
-        self._lost: list[Exception | None] = []
+        self._ears, self._protocol, self._transport, self._file = ears, protocol, transport, file
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._watch: asyncio.TimerHandle
         self._read_timeout, protocol.read_timeout = protocol.read_timeout, None
         protocol.start_timeout()  # which ends aiohttp's own
-        transport.set_protocol(self)
+        transport.pause_reading()
+
+    def hear(self) -> None:
+        """Keep a piece, and see whether it may be the last."""
+        try:
+            piece = os.read(self._file, _MOST_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if piece:
+            self.times.append(time.perf_counter())
+            self.pieces.append(piece)
+            self.size += len(piece)
+        # An end may be cut in two, of which the second part is short. That of a connection is seen by its transport.
+        if piece.endswith(b"\r\n\r\n") or len(piece) < 4 or self.size > self._room:
+            self._ears.leave(self._file)
+            if not self._ended.done():
+                self._ended.set_result(None)
 
     async def over(self, silence_s: float) -> None:
         """Wait for what looks like the end, or is more than is kept; raises aiohttp.SocketTimeoutError."""
@@ -177,45 +233,10 @@ class _Tap(asyncio.BufferedProtocol):
 
     @contextlib.contextmanager
     def _released(self) -> Iterator[None]:
-        """Let aiohttp have its connection again; that it was lost, if so, comes after its bytes."""
-        self._transport.set_protocol(self._protocol)
+        """Let aiohttp have its connection again."""
+        self._ears.leave(self._file)
         self._protocol.read_timeout = self._read_timeout
         try:
             yield
         finally:
-            for error in self._lost:
-                self._protocol.connection_lost(error)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the transport writes to."""
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Keep a piece, and see whether it may be the last."""
-        piece = self._buffer[:nbytes].tobytes()
-        self.times.append(time.perf_counter())
-        self.pieces.append(piece)
-        self.size += nbytes
-        # An end may be cut in two, of which the second part is short.
-        if piece.endswith(b"\r\n\r\n") or nbytes < 4 or self.size > self._room:
-            self._stop()
-
-    def eof_received(self) -> None:
-        """Leave the rest to the transport, which closes itself."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End, and have aiohttp learn of it after the bytes."""
-        self._lost.append(exc)
-        self._stop()
-
-    def pause_writing(self) -> None:
-        """Pass on: a request may still be on its way."""
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass on."""
-        self._protocol.resume_writing()
-
-    def _stop(self) -> None:
-        if not self._ended.done():
-            self._ended.set_result(None)
+            self._transport.resume_reading()
