@@ -226,6 +226,9 @@ async def answer(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         return send(writer, 404, json.dumps({"error": {"message": f"The model `{body['model']}` does not exist."}}))
     if how in ("500", "429", "503"):
         return send(writer, int(how), json.dumps({"error": {"message": "as it was\nasked", "code": int(how)}}))
+    if how == "closes":
+        writer.transport.abort()
+        return None
     if how == "reset":
         totals.update(tokens=0, requests=0)
     if how == "silent":

@@ -25,6 +25,7 @@ def chunk(data: bytes) -> bytes:
 
 CHUNKS = [chunk(event) for event in EVENTS]
 END = b"0\r\n\r\n"
+CLOSE = b""
 
 
 class Pieces:
@@ -59,13 +60,15 @@ class Pieces:
                 head = await reader.readuntil(b"\r\n\r\n")
                 await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
                 for piece in next(self.answers):
+                    if piece == CLOSE:
+                        return
                     writer.write(piece)
                     await writer.drain()
                     await asyncio.sleep(0.002)
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            writer.transport.abort()
+            writer.close()
 
 
 async def receive(client: Client) -> Received:
@@ -152,3 +155,24 @@ def test_a_lost_connection_says_how_far_it_came() -> None:
     error, late = failing(HEAD, *CHUNKS[:4], b"zz\r\n")
     assert (error.lost, late) == (True, False)
     assert "tokens of an answer" in error.message
+
+
+def test_a_used_connection_that_closes_before_any_answer_is_told_from_others() -> None:
+    """Of the others, an answer may have been under way."""
+    whole, head = [HEAD, *CHUNKS, END], HEAD[:20]
+
+    async def run(*answers: Sequence[bytes]) -> list[bool]:
+        found: list[bool] = []
+        async with Pieces([*answers]).client() as client:
+            for _ in answers:
+                try:
+                    await receive(client)
+                except ServerError as error:
+                    found.append(error.lost and error.unanswered)
+        return found
+
+    assert asyncio.run(run(whole, [CLOSE])) == [True]
+    assert asyncio.run(run(whole, [CLOSE], [CLOSE])) == [True, False]  # the second comes on a new connection
+    assert asyncio.run(run([CLOSE])) == [False]
+    assert asyncio.run(run(whole, [head, CLOSE])) == [False]
+    assert asyncio.run(run(whole, [HEAD, CLOSE])) == [False]

@@ -302,6 +302,17 @@ def test_a_server_that_has_too_much_to_do_is_asked_again_and_counted(
     assert not [cell for cell in read_run(tmp_path / "other").cells if cell.concurrency == 3 and cell.records]
 
 
+def test_a_request_that_met_a_closing_connection_is_sent_once_more_and_counted(
+    fakes: Fakes, target: Path, prompts: list[str], tmp_path: Path
+) -> None:
+    fakes.do("closes@15#2")
+    run = measure(request(target, prompts[:1]), tmp_path / "run")
+    assert run.finished
+    (cell,) = [cell for cell in run.cells if cell.facts["resent"]]
+    assert (cell.facts["resent"], cell.facts["refused"], cell.facts["lost"]) == (1, 0, [])
+    assert [check["name"] for check in cell.facts["checks"] if not check["ok"]] == ["no request was sent again"]
+
+
 def test_without_counters_or_without_passes(fakes: Fakes, target: Path, prompts: list[str], tmp_path: Path) -> None:
     asked = request(target, prompts[:1])
     fakes.do("uncounting")

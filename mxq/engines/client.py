@@ -122,8 +122,12 @@ class Client:
             **more,
         }
         received = Received(max_tokens, time.perf_counter())
-        async with self._failing(received):
-            async with self._http.post(f"{self.endpoint.base_url}{path}", json=body, allow_redirects=False) as response:
+        way = _Way()
+        async with self._failing(received, way):
+            async with self._http.post(
+                f"{self.endpoint.base_url}{path}", json=body, allow_redirects=False, trace_request_ctx=way
+            ) as response:
+                way.answered = True
                 if response.status != 200:
                     raise self._refused(response.status, await _body(response))
                 _check_plain(response)
@@ -190,7 +194,7 @@ class Client:
         return body
 
     @asynccontextmanager
-    async def _failing(self, received: Received | None = None) -> AsyncIterator[None]:
+    async def _failing(self, received: Received | None = None, way: "_Way | None" = None) -> AsyncIterator[None]:
         """Say in a line what is wrong with the connection, or with the server behind it."""
         import aiohttp
 
@@ -216,9 +220,12 @@ class Client:
             await self._look()
             raise ServerError(f"nothing answers at {url} ({quoted_text(str(error))})", _IS_IT, lost=True) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            await self._look()
+            unanswered = way is not None and way.closed_before(error)
+            if not unanswered:
+                await self._look()
             reason = quoted_text(str(error)) or type(error).__name__
-            raise ServerError(f"{url} broke off{_after(received)} ({reason})", lost=True) from None
+            what = f"{url} broke off{_after(received)} ({reason})"
+            raise ServerError(what, lost=True, unanswered=unanswered) from None
         except ServerError as error:
             if error.lost:
                 await self._look()
@@ -248,6 +255,22 @@ class Client:
         return ServerError(what, status=status)
 
 
+@dataclass
+class _Way:
+    """What became of a request: whether its connection had been ``used`` before, and an answer began."""
+
+    used: bool = False
+    answered: bool = False
+
+    def closed_before(self, error: Exception) -> bool:
+        """Whether an error is the end of a used connection, and no part of an answer has come."""
+        import aiohttp
+
+        begun = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)  # in its head
+        gone = isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError))
+        return self.used and not self.answered and gone and not begun
+
+
 KEY = "VLLM_API_KEY"
 """The variable that has the key of a server, for vLLM itself and here: a command line can be read by others."""
 
@@ -268,6 +291,8 @@ async def connected(endpoint: Endpoint, timeouts: Timeouts | None = None) -> Asy
     if endpoint.key and not (endpoint.key.isascii() and endpoint.key.isprintable()):
         raise UsageError(f"the key for {endpoint.base_url} has signs that no header may have", "is it the key itself?")
     key = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_use)
     async with aiohttp.ClientSession(
         headers={"Accept-Encoding": "identity", **key},
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
@@ -275,9 +300,15 @@ async def connected(endpoint: Endpoint, timeouts: Timeouts | None = None) -> Asy
         proxy=_proxy(endpoint),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        trace_configs=[trace],
     ) as http:
         with contextlib.closing(Ears()) as ears:
             yield Client(endpoint, http, times, ears)
+
+
+async def _note_use(session: "aiohttp.ClientSession", context: Any, parameters: Any) -> None:
+    if isinstance(context.trace_request_ctx, _Way):
+        context.trace_request_ctx.used = True
 
 
 def _proxy(endpoint: Endpoint) -> str | None:

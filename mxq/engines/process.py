@@ -36,12 +36,21 @@ class ServerError(MxqError):
     """A server does not do what it is there for.
 
     ``lost`` says that it ended, or does not answer any more: only a new server helps. ``status`` is that of HTTP, of a
-    request that it refused or gave up.
+    request that it refused or gave up. ``unanswered`` says that a connection which had been used before was closed with
+    no byte of an answer: servers close idle ones, and may just have done so when a request is sent.
     """
 
-    def __init__(self, message: str, hint: str | None = None, *, lost: bool = False, status: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        *,
+        lost: bool = False,
+        status: int | None = None,
+        unanswered: bool = False,
+    ) -> None:
         super().__init__(message, hint)
-        self.lost, self.status = lost, status
+        self.lost, self.status, self.unanswered = lost, status, unanswered
 
 
 class ServerProcess:

@@ -53,26 +53,29 @@ class Sent:
 
 @dataclass(frozen=True)
 class Loop:
-    """What a closed loop gave: requests in prompt order, first request sent to last answer ended, refused requests."""
+    """What a closed loop gave: requests in prompt order, first request sent to last answer ended; see Asking."""
 
     requests: tuple[Sent, ...]
     wall_s: float
     refused: int
+    resent: int
 
 
 class Asking:
     """Sends requests to one server; those that it refuses for now are sent again, and counted.
 
     The waiting is part of the wall clock, so a cell with refused requests says so; a few are all that is put up with.
+    Counted as ``resent`` is what was sent into a connection that the server was closing, and is sent a second time.
     """
 
     def __init__(self, client: Client, plan: Plan) -> None:
         self._client, self._settings = client, plan.settings
-        self.refused = 0
+        self.refused = self.resent = 0
 
     async def ask(self, ids: Sequence[int], max_tokens: int, seed: int = 0) -> Sent:
         """Send one request; raises ServerError."""
         stop = list(self._settings.eos_token_ids)
+        again = False
         while True:
             started_at = time.time()
             try:
@@ -80,6 +83,10 @@ class Asking:
                     ids, max_tokens=max_tokens, sampling=self._settings.sampling, seed=seed, stop_token_ids=stop
                 )
             except ServerError as error:
+                if error.unanswered and not again:
+                    again = True
+                    self.resent += 1
+                    continue
                 if error.lost or error.status not in _TOO_MUCH or self.refused == MOST_REFUSED:
                     raise
                 self.refused += 1
@@ -141,7 +148,7 @@ async def closed_loop(
     for sent in requests:
         _ = sent.answer
     assert len(requests) == len(done)
-    return Loop(requests, wall_s, asking.refused)
+    return Loop(requests, wall_s, asking.refused, asking.resent)
 
 
 def record_of(workload: TokenizedWorkload, position: int, arm: Arm, sent: Sent, template: ChatTemplate) -> Record:

@@ -33,7 +33,7 @@ async def measure_cell(
 
     Returns:
         Its records in prompt order, and what is to be noted of it: ``wall_s``, ``counters``, ``passes_from``,
-        ``refused``, ``checks``.
+        ``refused``, ``resent``, ``checks``.
 
     Raises:
         ServerError: a request has no whole answer, the server is not idle, or does not decode as the arm does.
@@ -46,7 +46,7 @@ async def measure_cell(
         loop = await closed_loop(client, plan, workload, cell.concurrency, cell.repeat, template, advance)
         after = await counted(client)
     records = [record_of(workload, i, cell.arm, sent, template) for i, sent in enumerate(loop.requests)]
-    facts: dict[str, Any] = {"wall_s": round(loop.wall_s, 6), "refused": loop.refused}
+    facts: dict[str, Any] = {"wall_s": round(loop.wall_s, 6), "refused": loop.refused, "resent": loop.resent}
     facts |= _counters(before, after)
     by_request = all(record.accepted is not None for record in records)
     if not by_request and facts["counters"] is None:
@@ -59,6 +59,9 @@ async def measure_cell(
     checks = check_cell(records, cell.arm.num_speculative_tokens, cell.concurrency, facts)
     if loop.refused:
         checks.append(Check("no request was refused", False, f"{loop.refused} were, and sent again after a while"))
+    if loop.resent:
+        said = f"{loop.resent} met a connection that the server was closing"
+        checks.append(Check("no request was sent again", False, said))
     facts["checks"] = [asdict(check) for check in checks]
     return records, facts
 

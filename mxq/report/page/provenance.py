@@ -132,6 +132,8 @@ def _events(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"server lost, cell measured again: {said}" for said in facts.get("lost") or ())
     if refused := facts.get("refused"):
         yield f"{refused} requests were refused for now, and sent again"
+    if resent := facts.get("resent"):
+        yield f"{resent} requests met a connection that the server was closing, and were sent again"
 
 
 def _identity(summary: Summary) -> Iterator[Grid]:
