@@ -138,6 +138,10 @@ def test_an_expert_without_tokens_is_rounded_to_nearest_where_quark_alone_sets_i
     assert len(unseen) == 6
     for module, piece in unseen.items():
         assert all(map(torch.equal, made.codes(module), quantize(weight(checkpoint, piece)))), module
+    smooth = calibrate(checkpoint, wanted, "smoothquant", OPTIONS["smoothquant"], samples, tmp_path / "smooth")
+    for module in smooth.fallback:
+        assert all(map(torch.equal, smooth.codes(module), quantize(weight(checkpoint, unseen[module])))), module
+        assert module not in {**smooth.row_scales, **smooth.column_scales}
     monkeypatch.setattr(quark, "_altered", lambda *args: contextlib.nullcontext())
     alone = calibrate(checkpoint, wanted, "gptq", OPTIONS["gptq"], samples, tmp_path / "alone")
     for module in made.modules:

@@ -45,7 +45,7 @@ class Outcome:
         codes: quantized module -> packed codes uint8 [N, K/2] and scales uint8 [N, K/32].
         norms: changed norm -> its weight, float32.
         columns: module -> float32 [K] by which its columns were multiplied.
-        rows: module -> float32 [N] by which its rows were divided.
+        rows: linear -> float32 [N] by which its rows were divided.
         outputs: what the layer returned for each batch when it ran for the last time.
         routed: expert -> tokens, in that run.
         unseen_columns: module -> how many of its inputs were zero in every token (GPTQ).
@@ -79,7 +79,7 @@ def load() -> str:
         with _quiet():
             importlib.import_module("quark.torch")
             importlib.import_module("quark.torch.utils.llm.model_preparation")
-    except (ImportError, RuntimeError, OSError) as error:
+    except Exception as error:  # whatever an import, a compiler or a wrong QUARK_LOG_LEVEL raises
         raise _not_loaded(version, error) from error
     return version
 
@@ -288,8 +288,9 @@ def _altered(layer: nn.Module, stored: torch.dtype, outcome: Outcome) -> Iterato
         ) -> None:
             exact = [(before, after, _storable(module.get_submodule(before), s, stored)) for before, after, s in scales]
             for before, after, s in exact:
-                outcome.rows[before] = s.detach().clone()
-                outcome.columns.update({name: s.detach().clone() for name in after})
+                if isinstance(module.get_submodule(before), nn.Linear):
+                    outcome.rows[before] = s.clone()
+                outcome.columns.update({name: s.clone() for name in after})
             apply(module, exact, *args, **kwargs)
 
         return fold
