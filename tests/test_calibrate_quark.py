@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +52,15 @@ def text(samples: int, length: int = LENGTH, seed: int = 0) -> Samples:
     return tokens(Calibration(None, samples, length, seed), "testbed:", testbed.path("testbed:dense"), 768)
 
 
-def in_float32(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
-    """A copy of four layers whose norms lose nothing: there mxq scales exactly as Quark alone does."""
-    shutil.copytree(checkpoint.path, directory)
-    (directory / "model.safetensors.index.json").unlink()
-    for file in directory.glob("*.safetensors"):
-        file.unlink()
-    beyond = re.compile(r"model\.language_model\.layers\.[4-9]\.")
+def in_float32(checkpoint: Checkpoint, directory: Path, layers: int = 4) -> Checkpoint:
+    """A copy of its first layers whose norms lose nothing: there mxq scales exactly as Quark alone does."""
+    directory.mkdir()
+    beyond = re.compile(rf"model\.language_model\.layers\.[{layers}-9]\.")
     held = {name: checkpoint.read(name).float() for name in checkpoint.tensors if not beyond.match(name)}
     save_file(held, directory / "model.safetensors", {"format": "pt"})
-    config = checkpoint.config | {"text_config": checkpoint.config["text_config"] | {"num_hidden_layers": 4}}
-    config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:4]
-    files.write_json(directory / "config.json", config)
+    inner = checkpoint.config["text_config"]
+    inner = inner | {"num_hidden_layers": layers, "layer_types": inner["layer_types"][:layers]}
+    files.write_json(directory / "config.json", checkpoint.config | {"text_config": inner})
     return Checkpoint.open(directory)
 
 
@@ -96,7 +92,7 @@ def whole_model(
 def test_block_by_block_makes_the_bytes_of_quark_over_the_whole_model(
     name: str, algorithm: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = in_float32(source(name), tmp_path / "source")
+    checkpoint = in_float32(source(name), tmp_path / "source", 4 if name == "dense" else 2)
     wanted = pieces(checkpoint)
     samples = text(2, 24) if algorithm == "awq" else text(4)  # its search for clips takes long
     made = calibrate(checkpoint, wanted, algorithm, OPTIONS[algorithm], samples, tmp_path / "calibration")
