@@ -398,6 +398,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "last answer ended; a piece is an event with a token, and mxq reads what it kept of it after that. Server and "
         "client share the processors; others had what neither of them had.",
         "",
+        "Both clocks run from before the first request is made until the last answer has ended; both have as many "
+        "requests in flight, and send the next one as one ends. They differ in what they cost. vLLM's client reads the "
+        "JSON of most pieces twice as they come and looks for a proxy in a thread for each request; where all "
+        "processors are busy, what a client takes of them the server lacks, and of two clients the cheaper one has the "
+        "faster server: by about the quotient of the sums of both columns of processor time. Requests that vLLM's "
+        "loses are not in its sums: such a pass is made again.",
+        "",
         "| concurrency | tool | requests x tokens | tokens/s | mxq / bench (must: 1 ± 0.03) "
         "| client's CPU (must at 32: under 5 %) | µs of it per piece | µs later | TTFT ms | ITL ms "
         "| server's CPU, ms per token | others |",

@@ -144,11 +144,12 @@ class Ears:
         self._epoll.register(file, select.EPOLLIN)
         return tap
 
-    def leave(self, file: int) -> None:
-        """Listen no more to one of them."""
-        if self._taps.pop(file, None) is not None and self._epoll is not None:
-            with contextlib.suppress(OSError):  # it is closed
-                self._epoll.unregister(file)
+    def leave(self, tap: "_Tap") -> None:
+        """Listen no more to one of them; its file may have been closed meanwhile, and be another one's now."""
+        if self._epoll is not None and self._taps.get(tap.file) is tap:
+            del self._taps[tap.file]
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(tap.file)
 
     def _hear(self) -> None:
         assert self._epoll is not None
@@ -166,7 +167,7 @@ class _Tap:
         self.times: list[float] = []
         self.size = 0
         self._room, self._since = room, time.perf_counter()
-        self._ears, self._protocol, self._transport, self._file = ears, protocol, transport, file
+        self._ears, self._protocol, self._transport, self.file = ears, protocol, transport, file
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._watch: asyncio.TimerHandle
@@ -177,7 +178,7 @@ class _Tap:
     def hear(self) -> None:
         """Keep a piece, and see whether it may be the last."""
         try:
-            piece = os.read(self._file, _MOST_READ)
+            piece = os.read(self.file, _MOST_READ)
         except BlockingIOError:
             return
         except OSError:
@@ -188,7 +189,7 @@ class _Tap:
             self.size += len(piece)
         # An end may be cut in two, of which the second part is short. That of a connection is seen by its transport.
         if piece.endswith(b"\r\n\r\n") or len(piece) < 4 or self.size > self._room:
-            self._ears.leave(self._file)
+            self._ears.leave(self)
             if not self._ended.done():
                 self._ended.set_result(None)
 
@@ -234,7 +235,7 @@ class _Tap:
     @contextlib.contextmanager
     def _released(self) -> Iterator[None]:
         """Let aiohttp have its connection again."""
-        self._ears.leave(self._file)
+        self._ears.leave(self)
         self._protocol.read_timeout = self._read_timeout
         try:
             yield
