@@ -211,6 +211,8 @@ def test_what_cannot_be_started_is_wrong_usage(tmp_path: Path) -> None:
             "Value error, --a needs b. [x]",
         ),
         ("(Worker pid=1) WARNING 11-30 18:31:27 [x.py:5] `OSError: x`\nlast\n", "last"),
+        ("(Worker pid=1) loading\n(APIServer pid=1) INFO 11-30 18:31:27 [x.py:5] Started\n", "(Worker pid=1) loading"),
+        ("(APIServer pid=1) INFO 11-30 18:31:27 [x.py:5] Started\n", None),  # killed: it is not why
         ("\x1b[31mloading\x00\n\n", "[31mloading"),
         ("", None),
     ],

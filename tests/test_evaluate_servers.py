@@ -482,7 +482,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
 ) -> None:
     with pytest.raises(UsageError, match="--gpus with --hardware cpu"):
         measure(request(target, prompts), tmp_path / "run", hardware="cpu", gpus=("0",))
-    monkeypatch.setattr("mxq.evaluate.fleet.found", lambda name: None)
+    monkeypatch.setattr("mxq.evaluate.fleet.vllm_program", lambda hardware: None)
     with pytest.raises(MxqError, match="vLLM is not installed where mxq is"):
         measure(request(target, prompts), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,5 @@
 """``mxq serve``: the vLLM server of the published runs, printed or started."""
 
-import importlib.util
 import json
 import os
 import sys
@@ -178,16 +177,12 @@ def _served(spec: str) -> "Served":
 
 
 def _become(made: "Launch", hardware: str) -> None:
-    from mxq.engines.launch import HARDWARE, UNLESS_SET
-    from mxq.engines.process import found
+    from mxq.engines.launch import UNLESS_SET
+    from mxq.engines.process import no_vllm, vllm_program
 
-    program, *arguments = made.argv
-    path = found(program)
-    if path is None or (program == "python" and importlib.util.find_spec("vllm") is None):
-        raise MxqError(
-            "vLLM is not installed where mxq is" + ("" if program == "python" else ", nor on the PATH"),
-            f"{HARDWARE[hardware].install}; or --print the command and run it where it is",
-        )
+    path = vllm_program(hardware)
+    if path is None:
+        raise no_vllm(hardware, "--print the command and run it where it is")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(path, [path, *arguments], UNLESS_SET | dict(os.environ) | dict(made.env))
+    os.execve(path, [path, *made.argv[1:]], UNLESS_SET | dict(os.environ) | dict(made.env))

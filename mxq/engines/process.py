@@ -5,6 +5,7 @@ the block, on an exception, on Ctrl-C and SIGTERM, and when this process is kill
 """
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from mxq.engines import guard
 from mxq.engines.builds import CAUSES
-from mxq.engines.launch import UNLESS_SET
+from mxq.engines.launch import HARDWARE, UNLESS_SET
 from mxq.engines.vllm_log import lines_of, read_log
 from mxq.errors import MxqError, UsageError, quoted
 
@@ -82,7 +83,9 @@ class ServerProcess:
         """Return an error that says what the log says, with what to do about it where that is known."""
         line = telling_line(self.log, self._begin)
         cause = next((cause for cause in CAUSES if line is not None and cause.pattern.search(line)), None)
-        said = "and logged nothing" if line is None else f"its log says: {line}"
+        said = f"its log says: {line}" if line is not None else "and logged nothing"
+        if line is None and (last := last_line(self.log, self._begin)) is not None:
+            said = f"its log names no error, and ends with: {last}"
         what = message if cause is None else f"{message}: {cause.what}"
         hint = f"the whole log is {quoted(self.log)}"
         return ServerError(f"{what}; {said}", hint if cause is None else f"{cause.hint}; {hint}", lost=True)
@@ -137,6 +140,18 @@ def found(name: str) -> str | None:
     return str(beside) if os.sep not in name and beside.exists() else shutil.which(name)
 
 
+def vllm_program(hardware: str) -> str | None:
+    """Return the path of the program that vLLM is started by there; None if vLLM is not installed."""
+    name = HARDWARE[hardware].command[0]
+    return None if name == "python" and importlib.util.find_spec("vllm") is None else found(name)
+
+
+def no_vllm(hardware: str, instead: str) -> MxqError:
+    """Return the error that says so, with what can be done ``instead`` of installing it."""
+    beside = "" if HARDWARE[hardware].command[0] == "python" else ", nor on the PATH"
+    return MxqError(f"vLLM is not installed where mxq is{beside}", f"{HARDWARE[hardware].install}; or {instead}")
+
+
 def program(name: str) -> str:
     """Return what :func:`found` does; raise UsageError if there is none."""
     path = found(name)
@@ -166,16 +181,25 @@ def telling_line(log: Path, begin: int = 0) -> str | None:
     """Return the line of a log that says why a server failed, of what was logged from byte ``begin`` on.
 
     The first failure that vLLM logged, since others follow from it; else the last line that names an error; else the
-    last line. None if nothing was logged.
+    last one that is not of vLLM's ordinary ones. None if there is no such line.
     """
+    lines = _lines(log, begin)
+    failures = read_log(lines).failures
+    errors = [line for line in lines if _ERROR.search(line) and not _HARMLESS.search(line)]
+    said = [*failures[:1], *errors[-1:], *[line for line in lines if not _HARMLESS.search(line)][-1:]]
+    return next(map(_clean, said), None)
+
+
+def last_line(log: Path, begin: int = 0) -> str | None:
+    """Return the last line of what was logged from byte ``begin`` on; None if nothing was."""
+    return next(map(_clean, _lines(log, begin)[-1:]), None)
+
+
+def _lines(log: Path, begin: int) -> list[str]:
     with log.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(begin, size - _TAIL))
-        lines = [line.strip() for line in lines_of(stream)]
-    failures = read_log(lines).failures
-    errors = [line for line in lines if _ERROR.search(line) and not _HARMLESS.search(line)]
-    said = [*failures[:1], *errors[-1:], *[line for line in lines if line][-1:]]
-    return next((_clean(line) for line in said if line), None)
+        return [stripped for line in lines_of(stream) if (stripped := line.strip())]
 
 
 def _clean(line: str) -> str:

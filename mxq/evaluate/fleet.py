@@ -1,9 +1,7 @@
 """The servers of an evaluation, one for each arm: how they are started, or where they are; what is known of them."""
 
 import contextlib
-import importlib.util
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +11,10 @@ from mxq.checkpoint import Checkpoint
 from mxq.engines import builds, servable
 from mxq.engines.client import Endpoint, root_of
 from mxq.engines.launch import HARDWARE, Launch, Served, launch
-from mxq.engines.process import ServerError, found, free_port
+from mxq.engines.process import ServerError, free_port, no_vllm, vllm_program
 from mxq.engines.server import attached, serving
 from mxq.engines.vllm_log import LogFacts, lines_of, read_log
-from mxq.errors import MxqError, UsageError
+from mxq.errors import UsageError
 from mxq.evaluate import caveats
 from mxq.evaluate.fingerprint import fingerprint
 from mxq.evaluate.matrix import Arm, Plan
@@ -182,8 +180,7 @@ class Fleet:
         return endpoint
 
     def _check(self, checkpoints: Mapping[str, Checkpoint]) -> None:
-        machine, plan = HARDWARE[self._servers.hardware], self._plan
-        program = found(machine.command[0])
+        plan, program = self._plan, vllm_program(self._servers.hardware)
         self.version = None if program is None else builds.installed(self._servers.hardware, program)
         self._kinds = {role: servable.kind_of(target) for role, target in checkpoints.items()}
         drafter = Checkpoint.open(plan.drafter.path) if plan.drafter else None
@@ -197,11 +194,8 @@ class Fleet:
                 if warning not in said:
                     note(f"warning: {arm.label}: {warning}")
                 said.add(warning)
-        if program is None or (machine.command[0] == "python" and importlib.util.find_spec("vllm") is None):
-            raise MxqError(
-                "vLLM is not installed where mxq is" + ("" if program == sys.executable else ", nor on the PATH"),
-                f"{machine.install}; or attach to a server: --base-url",
-            )
+        if program is None:
+            raise no_vllm(self._servers.hardware, "attach to a server: --base-url")
 
     def _launch(self, arm: Arm, gpus: tuple[str, ...]) -> Launch:
         plan = self._plan
