@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install what the tests need into .venv, then run every check: ruff, mypy, pytest (the notebooks are among its tests).
-# With --all, tests of the real vLLM run in .venv-vllm, and pages are looked at in Chromium. Where one of these cannot be
-# installed its tests are left out, and fail in CI.
+# With --all, tests of the real vLLM and lm-eval run in .venv-vllm, and pages are looked at in Chromium. Where one of these
+# cannot be installed its tests are left out, and fail in CI.
 #
 #   bash tools/test.sh          the fast tests
 #   bash tools/test.sh --all    also those marked slow, browser or vllm, as CI does (CI=true means --all)
