@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from checkpoints import metadata, read_all
+from checkpoints import metadata, read_all, reseal, rewrite
 from click.testing import CliRunner
+from conversion import convert
 from killing import digests
 
 from mxq.calibrate import quark
@@ -319,8 +320,27 @@ def test_quantize_verify_and_inspect_as_a_user_types_them(source: Path, tmp_path
     assert "MXFP4 scales" in mxq("inspect", out)
     text = json.loads((out / "mxq_manifest.json").read_text())["calibration"]
     assert (text["set"], text["samples"], text["length"], text["seed"]) == ("text.txt", 2, 16, 0)
+    mxq.patch.setattr("mxq.calibrate.quark.load", lambda: pytest.fail("it takes long, and this is known before"))
     again = mxq("quantize", source, out, "--recipe", recipe, "--calib", calib, code=2)
     assert "is not empty" in again
+
+
+def test_a_recipe_with_mtp_in_it_rounds_that(source: Path, tmp_path: Path, mxq: Cli) -> None:
+    out, recipe = tmp_path / "out", calibrated.recipe(tmp_path, "gptq", extends="mxfp4-mtp")
+    calib = calibrated.text(tmp_path)
+    said = json.loads(mxq("quantize", source, out, "--recipe", recipe, "--calib", calib, "--json"))
+    assert said["calibration"]["set"] == "text.txt"
+    plain = read_all(convert(source, tmp_path / "plain", "mxfp4-mtp"))
+    after = read_all(out)
+    mtp = [name for name in after if name.startswith("mtp.") and name.endswith("_scale")]
+    assert mtp
+    assert all(torch.equal(after[name], plain[name]) for name in after if name.startswith("mtp."))
+    assert verify(out, source, rows=0).problems == []
+    name = mtp[0].removesuffix("_scale")
+    rewrite(out, lambda tensors: tensors[name].__setitem__((2, 3), tensors[name][2, 3] ^ 1))
+    reseal(out)
+    (problem,) = verify(out, source, rows=0).problems
+    assert problem.what == f"{name.removesuffix('.weight')} row 2 is not what the source's row quantizes to"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ Examples:
     metavar="NAME",
     default="cpu",
     show_default=True,
-    help="What quantizes: cpu, cuda for all GPUs (of ROCm, too), or cuda:0,1 for some. The bytes are the same.",
+    help="What quantizes: cpu, cuda for all GPUs (of ROCm, too), or cuda:0,1 for some. The bytes are the same, but a "
+    "calibration's.",
 )
 @click.option(
     "--executor",
@@ -138,6 +139,8 @@ def command(
     for option, given in (("--stream", stream), ("--check-source", check_source)):
         if given and on_hub is None:
             raise UsageError(f"{resolve(model)} is on this disk already", f"{option} is for a model's id on the hub")
+    if chosen.algorithm is not None:
+        check(out, 0, {})  # as far as that goes before Quark is imported, which takes long
     with _cluster(ray_address) if executor == "ray" else contextlib.nullcontext() as execute:
         if check_source and on_hub is not None:
             from mxq.checkpoint.hub import check_cached
@@ -177,6 +180,7 @@ def command(
             "kept_tensors": kept,
             "dequantized_tensors": dequantized,
             "files": [shard.file for shard in planned.shards],
+            **({} if stage is None else {"calibration": stage.facts}),
             **planned.recipe.chosen,
         }
         click.echo(json.dumps(summary, indent=2))
