@@ -29,9 +29,10 @@ _TRIES = 5
 _BASE_BYTES, _THREAD_BYTES, _TENSOR_BYTES = 168_000_000, 10_000_000, 3_000
 _READ_S, _WRITE_S = 0.2e-9, 0.4e-9  # of system calls, per byte
 _START_S = 0.4
-# Measured: Python with torch, transformers and Quark; copies in float32 of a decoder layer's weights, of GPTQ's [K, K]
-# statistics of their inputs, and of the text between two layers.
-_QUARK_BYTES, _WEIGHT_COPIES, _STATISTICS_COPIES, _TEXT_COPIES, _F32_BYTES = 1_000_000_000, 3, 2, 4, 4
+# Measured: Python with torch, transformers and Quark; copies in float32 of a decoder layer's weights and of the text
+# between two layers. GPTQ has a [K, K] matrix for each linear that it treats together (all experts' up_proj, say), and
+# factors of one of them.
+_QUARK_BYTES, _WEIGHT_COPIES, _TEXT_COPIES, _FACTORS, _F32_BYTES = 900_000_000, 3, 6, 3, 4
 _LAYER = re.compile(r"model\.(language_model\.)?layers\.\d+\.")
 
 
@@ -69,7 +70,8 @@ def calibration(plan: Plan) -> CalibrationEstimate | None:
     if asked is None or plan.recipe.algorithm is None:
         return None
     elements: Counter[str] = Counter()
-    statistics: Counter[str] = Counter()
+    statistics: Counter[tuple[str, str]] = Counter()
+    largest = 0
     for decision in plan.decisions:
         name, shape = decision.tensor.name, decision.tensor.shape
         layer = _LAYER.match(name)
@@ -77,10 +79,13 @@ def calibration(plan: Plan) -> CalibrationEstimate | None:
             continue
         elements[layer[0]] += math.prod(shape)
         if decision.action == "quantize" and plan.recipe.algorithm == "gptq":
-            statistics[layer[0]] += len(qwen35.pieces(name, shape)) * shape[-1] ** 2
+            largest = max(largest, shape[-1] ** 2)
+            for piece in qwen35.pieces(name, shape):
+                statistics[layer[0], piece.module.rpartition(".")[2]] += shape[-1] ** 2
     text = _TEXT_COPIES * asked.samples * asked.length * plan.hidden
-    blocks = [_WEIGHT_COPIES * count + _STATISTICS_COPIES * statistics[layer] for layer, count in elements.items()]
-    return CalibrationEstimate(len(blocks), _QUARK_BYTES + _F32_BYTES * (max(blocks, default=0) + text))
+    block = _WEIGHT_COPIES * max(elements.values(), default=0) + max(statistics.values(), default=0)
+    floats = block + _FACTORS * largest + text
+    return CalibrationEstimate(len(elements), _QUARK_BYTES + _F32_BYTES * floats)
 
 
 def estimate(plan: Plan, jobs: int) -> Estimate:
