@@ -115,7 +115,8 @@ def test_a_long_plain_text_is_shuffled_in_pieces(tmp_path: Path) -> None:
     [
         ("a.jsonl", "", "is empty"),
         ("a.txt", " \n\n", "is empty"),
-        ("a.jsonl", '{"text": "Too short."}\n', r"has \d tokens; 4 samples of 64 are 256; give more text, or fewer"),
+        ("a.jsonl", '{"text": "Too short."}\n', r"has \d tokens; 4 samples of 64 are 256; give more text$"),
+        ("a.txt", "word " * 70, r"has \d+ tokens; .*; give more text, or fewer samples: it is enough for [123]$"),
         ("a.jsonl", '{"text": ""}\n', "line 1: no text"),
         ("a.jsonl", '{"words": "x"}\n', "line 1: no text"),
         ("a.jsonl", '{"messages": ["x"]}\n', "line 1: 'messages' is not a list"),

@@ -17,6 +17,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import io
+import logging
 import os
 import shutil
 import warnings
@@ -105,13 +106,10 @@ def _not_loaded(version: str, error: Exception) -> UsageError:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Quark's log, progress bars and warnings from the terminal, unless its log was asked for."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
     with contextlib.ExitStack() as stack:
-        stack.callback(logging.set_verbosity, level)
-        logging.set_verbosity_error()
         if os.environ.get("QUARK_LOG_LEVEL") == "critical":
+            stack.callback(logging.disable, logging.root.manager.disable)
+            logging.disable(logging.WARNING)  # torch's about compilers, transformers' about faster kernels
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         stack.enter_context(warnings.catch_warnings())

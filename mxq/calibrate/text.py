@@ -74,10 +74,11 @@ def tokens(
         ids += encode(document)
         drawn += 1
     if len(ids) < wanted:
+        enough = len(ids) // calibration.length
         raise UsageError(
             f"calibration text {name} has {len(ids):,} tokens; {calibration.samples} samples of {calibration.length} "
             f"are {wanted:,}",
-            f"give more text, or fewer samples: it is enough for {len(ids) // calibration.length}",
+            f"give more text, or fewer samples: it is enough for {enough}" if enough else "give more text",
         )
     made = torch.tensor(ids[:wanted], dtype=torch.int64).view(calibration.samples, calibration.length)
     return Samples(
