@@ -49,6 +49,13 @@ def test_nothing_is_cut_or_wider_than_the_terminal(path: Path, width: int) -> No
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_no_number_is_cut_however_narrow_a_terminal_is(path: Path, width: int) -> None:
+    words = printed(path, width).split()
+    assert not [word for word in words if "…" in word]
+    assert {word for word in printed(path, 80).split() if word[0] in "+-." and word[-1].isdigit()} <= set(words)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_acceptance_lengths_and_their_difference(path: Path, width: int) -> None:
     text = printed(path, width)

@@ -24,13 +24,18 @@ def table(*columns: str) -> "Table":
 
 
 def show(full: "Table") -> None:
-    """Print a table on stdout: folded to the width of a terminal; whole in a pipe or file, so that names are found."""
+    """Print a table on stdout: folded to the width of a terminal; whole in a pipe or file, so that names are found.
+
+    Numbers are never cut: a terminal that is too narrow for them wraps the lines.
+    """
     from rich.console import Console
     from rich.measure import Measurement
 
+    from mxq.report.whole import print_whole
+
     console = Console(markup=False)
     if console.is_terminal:
-        console.print(full)
+        print_whole(console, full)
         return
     needed = Measurement.get(console, console.options.update(max_width=1000), full).maximum
     Console(markup=False, width=max(console.width, needed)).print(full)

@@ -10,6 +10,7 @@ from mxq.analysis.published import Beside, PublishedRow
 from mxq.analysis.speed import DAMAGED, EMULATED
 from mxq.analysis.sweep import Choice, Sweep
 from mxq.report.speed_tables import empty_table, quoted, rate
+from mxq.report.whole import print_whole
 from mxq.stats import Interval
 
 _WIDE = 110
@@ -40,7 +41,7 @@ def show_sweep(found: Sweep, confidence: float, console: Console) -> None:
     for target, concurrency in dict.fromkeys((choice.target, choice.concurrency) for choice in found.choices):
         mine = [c for c in found.choices if (c.target, c.concurrency) == (target, concurrency)]
         console.print(quoted(f"Fastest by tokens per second: {target}, {concurrency} in flight"), style="bold")
-        console.print(sweep_table(mine, confidence, console.width))
+        print_whole(console, sweep_table(mine, confidence, console.width))
         console.print()
     console.print(
         quoted(
@@ -108,7 +109,7 @@ def show_published(found: Beside, confidence: float, console: Console) -> None:
         console.print(quoted(f"Nothing was published of this model: {found.matched}."))
     else:
         console.print(quoted(f"Acceptance length beside the published {found.model} ({found.matched})"), style="bold")
-        console.print(published_table(found.rows, confidence))
+        print_whole(console, published_table(found.rows, confidence))
         console.print()
         for unlike in found.unlike:
             console.print(quoted(f"{unlike}."))

@@ -13,6 +13,7 @@ from mxq.analysis.changes import ACCEPTANCE, SPEED, SURVIVAL, Missing
 from mxq.analysis.comparison import Comparison
 from mxq.analysis.rows import Row
 from mxq.report.speed_tables import empty_table, quoted, rate
+from mxq.report.whole import print_whole
 from mxq.stats import Interval, Verdict
 
 ALL = "all"
@@ -49,11 +50,11 @@ def show(comparison: Comparison, console: Console) -> None:
     console.print()
     for title, rows in tables(comparison):
         console.print(Text(title, style="bold"))
-        console.print(row_table(comparison, rows, console.width))
+        print_whole(console, row_table(comparison, rows, console.width))
         console.print()
     for why in dict.fromkeys(one.why for one in comparison.missing):
         console.print(Text.assemble("Without a verdict: ", quoted(why), style="bold"))
-        console.print(missing_table(comparison, [one for one in comparison.missing if one.why == why]))
+        print_whole(console, missing_table(comparison, [one for one in comparison.missing if one.why == why]))
         console.print()
     for note in (*_notes(comparison), *comparison.notes):
         console.print(quoted(note))

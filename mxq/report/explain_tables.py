@@ -12,6 +12,7 @@ from mxq.explain.record import EDGES
 from mxq.explain.results import CORNER_NAMES
 from mxq.report.speed_tables import empty_table, quoted
 from mxq.report.tables import WIDE, spread
+from mxq.report.whole import print_whole
 from mxq.stats import ENOUGH, Band, Interval
 
 _ALL = "all alike"
@@ -23,7 +24,7 @@ def show_why(why: Why, console: Console) -> None:
         return
     for title, table in _tables(why, console.width):
         console.print(Text(title, style="bold"))
-        console.print(table)
+        print_whole(console, table)
         console.print()
     for note in notes(why):
         console.print(quoted(note))

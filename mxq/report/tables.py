@@ -17,6 +17,7 @@ from mxq.report.speed_tables import (
     speed_tables,
     withheld_notes,
 )
+from mxq.report.whole import print_whole
 from mxq.stats import Acceptance
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -33,7 +34,7 @@ def show(summary: Summary, console: Console) -> None:
         checks = bool(table.columns) and table.columns[0].header == "check"
         console.print(Text(title, style="bold red" if summary.failed_checks and checks else "bold"))
         if table.row_count:
-            console.print(table)
+            print_whole(console, table)
         console.print()
     for note in notes(summary):
         console.print(quoted(note))
