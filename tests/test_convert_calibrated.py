@@ -126,6 +126,12 @@ def test_manifest_card_and_errors_say_how_it_was_made(source: Path, tmp_path: Pa
         assert line["shape"] == list(x.shape)
 
 
+def test_codes_that_are_rounded_never_go_by_the_name_of_an_algorithm(dense_source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="recipe mxfp4-gptq and its calibration do not go together"):
+        convert(dense_source, tmp_path / "out", "mxfp4-gptq")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_was_scaled_by_what_is_kept_where_engines_do_not_look(dense_source: Path, tmp_path: Path) -> None:
     out = calibrated.convert(dense_source, tmp_path / "out", "awq")
     expected = made(dense_source, tmp_path / "work", "awq")

@@ -266,7 +266,7 @@ def test_mtp_experts_stored_fused_are_kept_and_named(moe_source: Path, tmp_path:
     assert not vllm.quantized(exclude, block, vllm.MTP)
 
 
-@pytest.mark.parametrize("name", recipe.names())
+@pytest.mark.parametrize("name", [name for name in recipe.names() if recipe.load(name).calibration is None])
 @pytest.mark.parametrize("experts", ["per-expert", "fused"])
 @pytest.mark.parametrize(
     ("form", "listing", "quantized"),
@@ -281,7 +281,14 @@ def test_vllm_builds_as_mxfp4_exactly_what_is_packed(
     listing: str,
     quantized: Callable[[list[str], str, dict[str, str]], bool],
 ) -> None:
-    """For every linear of the target and of MTP that vLLM builds, what its own functions say of our list."""
+    """For every linear of the target and of MTP that vLLM builds, what its own functions say of our list.
+
+    Recipes that read a text choose bytes or what is kept, and write the list as all do.
+    """
+    if name == "mxfp4-experts" and source.name == "dense":
+        with pytest.raises(UsageError, match="no rules for qwen3_5"):
+            convert(source, tmp_path / "out", name)
+        return
     out = convert(source, tmp_path / "out", name, experts=experts, form=form)
     entries = json.loads((out / "config.json").read_text())["quantization_config"][listing]
     merged = {member: fused for fused, members in vllm.PACKED_MODULES.items() for member in members}

@@ -77,7 +77,11 @@ def test_scales_of_gptq_are_those_of_rounding(made: dict[str, tuple[Path, Path]]
     def edit(tensors: Tensors) -> None:
         tensors[f"{UP}.weight_scale"][7, 2] += 1
 
-    assert found(made["gptq dense"], tmp_path, edit) == [f"{UP} row 7 has other scales than the source's row gets"]
+    said = f"{UP} row 7 has other scales than the source's row gets"
+    assert found(made["gptq dense"], tmp_path / "static", edit) == [said]
+    free = shutil.copytree(made["gptq dense"][0], tmp_path / "free")
+    edit_json(free / "mxq_manifest.json", lambda content: content["recipe"]["options"].update(static_groups=False))
+    assert found((free, made["gptq dense"][1]), tmp_path / "moving", edit) == []
 
 
 def test_clipping_explains_large_weights_and_nothing_else(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from mxq.checkpoint import Checkpoint
 from mxq.checkpoint.beside import MANIFEST, SCALES
 from mxq.checkpoint.writer import ShardWriter
+from mxq.convert.partial import SpoiledError
 from mxq.convert.plan import Group, Plan
 from mxq.errors import UsageError
 from mxq.formats.cpu_rows import Measures
@@ -153,7 +154,14 @@ class Take:
 
     def __call__(self, writer: ShardWriter) -> list[Measures]:
         """Write them; return how far they are from the source's weight."""
+        from mxq.formats.tables import SAFE_BYTE
+
         packed, scale = self.calibrated.codes(self.piece.module)
+        if int(scale.max()) > SAFE_BYTE:
+            raise SpoiledError(
+                f"calibration gave {self.piece.module} scales under which its values are infinite",
+                "look at its weights in the source; nothing was left behind",
+            )
         for output, tensor in zip(self.group.outputs, (packed, scale), strict=True):
             writer.write(output.name, self.place * tensor.shape[-1], tensor.contiguous().numpy().data)
         return list(self._measures(packed, scale))

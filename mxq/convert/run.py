@@ -63,6 +63,8 @@ def run(
         MxqError: a weight holds NaN or infinity, the source changed meanwhile, a file cannot be read or written; as
             :meth:`mxq.convert.calibration.Stage.run`.
     """
+    if (plan.recipe.algorithm is None) != (stage is None):
+        raise ValueError(f"recipe {plan.recipe.name} and its calibration do not go together: mxq.convert.calibration")
     if plan.recipe.budget is not None:
         raise ValueError(f"what recipe {plan.recipe.name} keeps must be chosen first: mxq.convert.mixed")
     for name in left_files(plan.source.path):

@@ -1,6 +1,7 @@
 """What a calibrated recipe did to weights, as a checkpoint of mxq's says, and whether it can be so.
 
-GPTQ chooses other codes than the nearest, under the scales of rounding to the nearest. AWQ and SmoothQuant multiply
+GPTQ chooses other codes than the nearest, under the scales of rounding to the nearest (with its option static_groups,
+which is Quark's default; without, it makes scales of weights that it has moved). AWQ and SmoothQuant multiply
 columns of linears by a vector s each and divide what makes their input by it, which changes nothing in what the model
 computes::
 
@@ -40,6 +41,7 @@ class Calibrated:
 
     Attributes:
         algorithm: ``gptq``, ``awq`` or ``smoothquant``.
+        moves_scales: whether scales, too, are others than rounding gives.
         rounded: modules that were rounded to the nearest all the same.
         folded: norms that are not the source's.
         columns: module -> float32 [K], by which its columns were multiplied.
@@ -47,6 +49,7 @@ class Calibrated:
     """
 
     algorithm: str
+    moves_scales: bool
     rounded: frozenset[str]
     folded: frozenset[str]
     columns: Mapping[str, torch.Tensor]
@@ -92,8 +95,9 @@ def calibrated(path: Path, content: Mapping[str, Any] | None) -> Calibrated | No
         return None
     try:
         result = content["calibrated"]
+        moves_scales = content["recipe"]["options"].get("static_groups") is False
         rounded, folded = (frozenset(map(str, result[key])) for key in ("rounded_to_nearest", "folded"))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise MxqError(f"{MANIFEST} is malformed: calibrated lacks {error}", CONVERT_AGAIN) from None
     columns: dict[str, torch.Tensor] = {}
     rows: dict[str, torch.Tensor] = {}
@@ -101,7 +105,7 @@ def calibrated(path: Path, content: Mapping[str, Any] | None) -> Calibrated | No
         for name, values in _arrays(inside(path, SCALES)):
             module, _, axis = name.rpartition(".")
             {"columns": columns, "rows": rows}.get(axis, {})[module] = torch.from_numpy(values)
-    return Calibrated(str(algorithm), rounded, folded, columns, rows)
+    return Calibrated(str(algorithm), moves_scales, rounded, folded, columns, rows)
 
 
 def _arrays(file: Path) -> Iterator[tuple[str, Any]]:
