@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 from scripted import ScriptedEngine, decode, small_plan
 from served import ServedCell, serve, server_plan
 
@@ -17,6 +18,7 @@ from mxq.engines import EngineArm
 from mxq.errors import InterruptedRunError
 from mxq.evaluate import Cell, Plan, read_run, run
 from mxq.report.tables import show
+from mxq.report.whole import print_whole
 
 
 def printed(path: Path, width: int) -> str:
@@ -54,6 +56,16 @@ def test_no_number_is_cut_however_narrow_a_terminal_is(path: Path, width: int) -
     words = printed(path, width).split()
     assert not [word for word in words if "…" in word]
     assert {word for word in printed(path, 80).split() if word[0] in "+-." and word[-1].isdigit()} <= set(words)
+
+
+def test_intervals_are_whole_where_a_column_may_not_be_wrapped() -> None:
+    table, stream = Table(box=None, padding=(0, 1, 0, 0)), io.StringIO()
+    table.add_column("a long name")
+    table.add_column("change", justify="right", no_wrap=True)
+    table.add_row("arithmetic", "-0.59 to -0.30")
+    print_whole(Console(file=stream, width=10), table)
+    assert "-0.59 to -0.30" in stream.getvalue()
+    assert "arithmetic" in stream.getvalue().replace("\n", "").replace(" ", "").replace("-0.59to-0.30", "")
 
 
 @pytest.mark.parametrize("width", [80, 120])

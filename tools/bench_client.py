@@ -46,6 +46,7 @@ from mxq.engines.launch import Served, launch
 from mxq.engines.process import free_port
 from mxq.engines.server import serving
 from mxq.errors import MxqError
+from mxq.evaluate.closed_loop import undisturbed
 from mxq.progress import note
 from mxq.workloads.chat import ChatTemplate
 
@@ -110,9 +111,10 @@ def own(endpoint: Endpoint, prompts: Sequence[str], load: Load) -> Pass:
 
     async def run() -> Pass:
         async with connected(endpoint) as client:
-            begin, busy = time.perf_counter(), time.process_time()
-            received = await asyncio.gather(*(ask(client, prompt, slots) for prompt in prompts))
-            busy, seconds = time.process_time() - busy, time.perf_counter() - begin
+            with undisturbed():
+                begin, busy = time.perf_counter(), time.process_time()
+                received = await asyncio.gather(*(ask(client, prompt, slots) for prompt in prompts))
+                busy, seconds = time.process_time() - busy, time.perf_counter() - begin
         reading = time.process_time()
         answers = [one.answer() for one in received]
         reading = time.process_time() - reading
@@ -341,9 +343,8 @@ def pieces(load: Load, rate: float, pairs: int) -> None:
             server.kill()
     ratios = [each / one for each, one in zip(costs["each"], costs["kept"], strict=True)]
     for name, title in (("kept", "kept as it comes"), ("each", "taken from aiohttp and read")):
-        print(
-            f"a piece {title}: {spread(costs[name], '{:.1f}')} µs, {min(costs[name]) * rate / 1e4:.1f} % at {rate:g}/s"
-        )
+        share = statistics.median(costs[name]) * rate / 1e4
+        print(f"a piece {title}: {spread(costs[name], '{:.1f}')} µs, {share:.1f} % of a processor at {rate:g}/s")
     print(f"ratio: {spread(ratios, '{:.2f}')}; {pairs} pairs, load average {os.getloadavg()[0]:.1f}")
 
 

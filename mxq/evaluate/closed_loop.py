@@ -140,7 +140,7 @@ async def closed_loop(
                     texts[position] = template.decode(sent.answer.token_ids or ())
                 advance(1)
 
-    with _undisturbed():
+    with undisturbed():
         begin = time.perf_counter()
         await _together(work() for _ in range(concurrency))
         wall_s = time.perf_counter() - begin
@@ -181,7 +181,7 @@ def _conversations(workload: TokenizedWorkload) -> Iterator[range]:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Keep what is there already from being looked through for garbage: with torch loaded, 0.2 s in which all wait."""
     gc.collect()
     gc.freeze()

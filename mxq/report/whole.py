@@ -21,6 +21,8 @@ def print_whole(console: Console, table: Table) -> None:
     for column in table.columns:
         header, *cells = (Measurement.get(console, wide, cell) for cell in (column.header, *column.cells))
         least = max([header.minimum, *(cell.minimum for cell in cells)])
+        if column.no_wrap:
+            least = max([header.maximum, *(cell.maximum for cell in cells)])
         if column.justify == "right" or column.no_wrap:
             kept.append((column, least, max([least, *(cell.maximum for cell in cells)])))
         else:
