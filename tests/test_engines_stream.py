@@ -13,6 +13,7 @@ from mxq.engines.answers import Answer, Received
 from mxq.engines.base import Sampling
 from mxq.engines.client import Client, Endpoint, Timeouts, connected
 from mxq.engines.process import ServerError
+from mxq.engines.stream import Kept
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [f"data: {event}\n\n".encode() for event in [*map(json.dumps, fake_vllm.events(chat=False)), "[DONE]"]]
@@ -142,6 +143,18 @@ def test_an_error_in_a_stream_is_seen_before_it_is_read() -> None:
 def test_chunks_of_another_length_than_they_say_are_no_answer() -> None:
     wrong = CHUNKS[1].replace(b"\r\n", b"0\r\n", 1)
     assert "not as long as it says" in failing(HEAD, CHUNKS[0], wrong, *CHUNKS[2:], END)[0].message
+    fitting = []
+    for size in range(1, 400):  # wherever it points to
+        body = [CHUNKS[0], f"{size:x}\r\n".encode() + CHUNKS[1].partition(b"\r\n")[2], *CHUNKS[2:], END]
+        fitting += [size] if Kept(b"", body, [0.0] * len(body), 0).whole else []
+    # A chunk may hold the next ones, frames and all: lines that are no events.
+    assert fitting == [sum(map(len, CHUNKS[1 : 2 + more])) - 6 for more in range(4)]
+
+
+def test_sizes_with_leading_zeros_are_sizes() -> None:
+    (one,), _ = received([HEAD, *[b"000" + chunk for chunk in CHUNKS], END])
+    assert one.unread > 0
+    assert one.answer().token_ids == tuple(fake_vllm.TOKENS)
 
 
 def test_what_is_long_for_its_tokens_is_read_as_it_comes() -> None:

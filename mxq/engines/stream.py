@@ -53,10 +53,10 @@ class Kept:
     def whole(self) -> bool:
         """Whether each chunk is as long as it says."""
         body = b"".join(self.pieces)
-        at: int | None = _frame(body)
-        while at is not None and body[at : at + 1] != b"0":
+        at, end = _frame(body), len(body) - len(_END)
+        while 0 <= at < end:
             at = _next(body, at)
-        return at is not None and body[at:] == _END
+        return at == end
 
 
 def _frame(body: bytes) -> int:
@@ -64,11 +64,14 @@ def _frame(body: bytes) -> int:
     return 2 if body.startswith(b"\r\n") else 0
 
 
-def _next(body: bytes, at: int) -> int | None:
-    """Return where the next chunk begins; None if this one is not as long as it says."""
+def _next(body: bytes, at: int) -> int:
+    """Return where the next chunk begins; -1 if this one is not as long as it says."""
     data = body.find(b"\r\n", at) + 2
-    end = data + int(body[at : data - 2], 16)
-    return end + 2 if end > data and body[end : end + 2] == b"\r\n" else None
+    try:
+        end = data + int(body[at : data - 2], 16)
+    except ValueError:
+        return -1
+    return end + 2 if end > data and body[end : end + 2] == b"\r\n" else -1
 
 
 async def listen(
@@ -213,7 +216,7 @@ class _Tap:
     def in_form(self) -> bool:
         """Whether this is the rest of a body as vLLM sends it, from the beginning of a chunk to the end of all."""
         body = b"".join(self.pieces)
-        return _EVENTS.fullmatch(body) is not None and _next(body, _frame(body)) is not None and b'"error"' not in body
+        return _EVENTS.fullmatch(body) is not None and _next(body, _frame(body)) > 0 and b'"error"' not in body
 
     def end(self, content: "aiohttp.StreamReader") -> None:
         """Tell aiohttp that the body has ended, and not more of it."""
