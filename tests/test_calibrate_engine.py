@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 from mxq.calibrate import engine, quark
-from mxq.errors import UsageError
+from mxq.calibrate.results import Block, Calibrated, read_tensor, write_tensors
+from mxq.errors import MxqError, UsageError
 
 
 class Norm(nn.Module):
@@ -95,6 +97,28 @@ def test_batches_have_one_size() -> None:
         batches = engine._batches(torch.zeros(samples, length, 2), "cpu")
         assert {len(batch) for batch in batches} == {size}
         assert sum(len(batch) for batch in batches) == samples
+
+
+def test_what_changed_on_the_disk_since_it_was_written_is_not_taken(tmp_path: Path) -> None:
+    codes, scales = torch.zeros(2, 16, dtype=torch.uint8), torch.full((2, 1), 120, dtype=torch.uint8)
+    file = tmp_path / "block-00000.safetensors"
+    norm = torch.ones(2, dtype=torch.bfloat16)
+    Block({"a": (codes, scales)}, {"norm": norm}, facts={"seconds": 0, "unseen_columns": {}}).write(file)
+    whole = Calibrated.open(tmp_path, {})
+    assert all(torch.equal(*pair) for pair in zip(whole.codes("a"), (codes, scales), strict=True))
+    assert torch.equal(whole.kept["norm"], norm)
+    content = file.read_bytes()
+    for place, name in ((content.rindex(bytes(32)), "codes/a"), (content.rindex(b"\x78"), "scales/a")):
+        file.write_bytes(content[:place] + b"\x01" + content[place + 1 :])
+        with pytest.raises(MxqError, match=f"{name} changed after it was written; delete {tmp_path}"):
+            Calibrated.open(tmp_path, {}).codes("a")
+    file.write_bytes(content.replace(b"\x80\x3f\x80\x3f", b"\x80\x3f\x81\x3f"))
+    with pytest.raises(MxqError, match="kept/norm changed"):
+        Calibrated.open(tmp_path, {})
+    write_tensors(tmp_path / "hidden", {"hidden": norm})
+    (tmp_path / "hidden").write_bytes((tmp_path / "hidden").read_bytes()[:-1] + b"\x00")
+    with pytest.raises(MxqError, match="hidden changed"):
+        read_tensor(tmp_path / "hidden", "hidden")
 
 
 def test_quark_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

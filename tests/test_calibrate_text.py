@@ -149,6 +149,20 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         tokens(Calibration(None, 4, 64, 0), "testbed:dense", tmp_path, VOCABULARY)
 
 
+def test_a_tokenizer_or_template_that_fails_is_an_error_of_a_line(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DENSE / name, tmp_path)
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"prompt": "Why?"}\n')
+    (tmp_path / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    calibration = Calibration(str(text), 4, 64, 0)
+    with pytest.raises(UsageError, match="the chat template refuses the messages: division by zero"):
+        tokens(calibration, "testbed:dense", tmp_path, VOCABULARY)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UsageError, match="cannot load the tokenizer"):
+        tokens(calibration, "testbed:dense", tmp_path, VOCABULARY)
+
+
 def test_options_are_checked_against_the_algorithms_own() -> None:
     for algorithm in ALGORITHMS:
         assert check_options(algorithm, {}, "recipe r") == OPTIONS[algorithm]

@@ -372,6 +372,18 @@ def test_what_cannot_be_is_refused_before_a_byte_is_written(
     assert [file.name for file in tmp_path.iterdir()] == ["text.txt"]
 
 
+@pytest.mark.parametrize("base", ["mxfp4-gptq", "mxfp4-mixed"])
+def test_samples_longer_than_what_the_model_takes_are_refused(
+    dense_source: Path, tmp_path: Path, mxq: Cli, base: str
+) -> None:
+    calibration = {"set": str(calibrated.text(tmp_path)), "samples": 1, "length": 10**6, "seed": 0}
+    (tmp_path / "long.yaml").write_text(yaml.safe_dump({"extends": base, "name": "long", "calibration": calibration}))
+    said = mxq("quantize", dense_source, tmp_path / "out", "--recipe", tmp_path / "long.yaml", code=2)
+    assert "samples of 1,000,000 tokens" in said
+    assert "takes at most" in said
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_without_quark_the_extra_is_named(dense_source: Path, tmp_path: Path, mxq: Cli) -> None:
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)

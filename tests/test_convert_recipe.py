@@ -140,6 +140,11 @@ def test_what_a_recipe_extends_is_replaced_by_family(tmp_path: Path) -> None:
         ({"name": "x", "extends": "mxfp"}, r"extends 'mxfp'; did you mean mxfp4"),
         ("[1, 2]", "is not a table of keys"),
         ("a: [", "is not valid YAML"),
+        ("a: 2024-99-99", "is not valid YAML: month"),
+        (f"a: {'9' * 5000}", "is not valid YAML: Exceeds"),
+        (f"a: {'[' * 3000}", "is not valid YAML"),
+        (f"{{extends: mxfp4-mixed, name: x, mixed: {{budget: 1{'0' * 400}}}}}", "mixed: budget is 1000"),
+        ("{extends: mxfp4-gptq, name: x, options: {damp_percent: 1e-3}}", "1e-3 is text to YAML"),
         ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],
 )

@@ -1,6 +1,8 @@
 """What goes wrong with calibrated weights is found, each defect with the manifest made to agree with it."""
 
+import io
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -209,9 +211,35 @@ def test_scales_that_were_edited_swapped_or_lost_are_found(made: dict[str, tuple
     assert any("mxq_scales.npz has [7] scales" in problem for problem in problems)
 
 
+def zipped(name: str, content: bytes, how: int = zipfile.ZIP_STORED) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", how) as archive:
+        archive.writestr(name, content)
+    return made.getvalue()
+
+
+def header_of(count: int) -> bytes:
+    made = io.BytesIO()
+    np.lib.format.write_array_header_1_0(made, {"descr": "<f4", "fortran_order": False, "shape": (count,)})
+    return made.getvalue()
+
+
 def test_a_file_of_scales_that_is_none_is_found(made: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     out, source = made["awq dense"]
-    for name, content in (("cut", (out / "mxq_scales.npz").read_bytes()[:-30]), ("text", b"no zip")):
+    whole = (out / "mxq_scales.npz").read_bytes()
+    directory = whole.index(b"PK\x01\x02")
+    hostile = {
+        "cut": whole[:-30],
+        "text": b"no zip",
+        "encrypted": whole[: directory + 8] + b"\x01" + whole[directory + 9 :],
+        "method": whole[: directory + 10] + b"\x63" + whole[directory + 11 :],
+        "foreign": zipped("a.columns", b"no array"),
+        "no array": zipped("a.columns.npy", b"no array"),
+        "too large": zipped("a.columns.npy", header_of(10**15)),
+        "larger still": zipped("a.columns.npy", header_of(10**30)),
+        "packed": zipped("a.columns.npy", header_of(0), zipfile.ZIP_DEFLATED),
+    }
+    for name, content in hostile.items():
         path = shutil.copytree(out, tmp_path / name)
         (path / "mxq_scales.npz").write_bytes(content)
         assert "mxq_scales.npz changed after it was written" in verify(path).problems[0].what

@@ -112,7 +112,7 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, lines: list[object], 
 
 def test_not_text(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="cannot read prompts"):
+    with pytest.raises(UsageError, match="cannot read"):
         load(str(tmp_path / "bad.jsonl"))
 
 

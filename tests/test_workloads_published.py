@@ -325,7 +325,7 @@ FIRST = ROWS["math500"][0]
         ("gsm8k", "gsm8k.jsonl", b"[" * 100_000, "line 1: not JSON (too deep)"),
         ("gsm8k", "gsm8k.jsonl", b'"' + b"x" * 10_000_000, "line 1: not JSON"),
         ("gsm8k", "gsm8k.jsonl", b'{"question": "' + b"x" * 10_000_000 + b'"}', "question has 10,000,000 characters"),
-        ("gsm8k", "gsm8k.jsonl", b"\xff", "it must be JSON lines in UTF-8"),
+        ("gsm8k", "gsm8k.jsonl", b"\xff", "it must be text or JSON lines in UTF-8"),
         ("gsm8k", "gsm8k.jsonl", sparse, "holds more than"),
         ("gsm8k", "gsm8k.json", b'[{"question": "x"}, 7]', "row 2: int instead of an object"),
         ("gsm8k", "gsm8k.jsonl.gz", b"{}", "gsm8k.jsonl.gz: Error -3"),

@@ -59,4 +59,5 @@ def _check_value(name: str, value: Any, default: bool | int | float, where: str)
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
         wanted = "a number between 0 and 1"
     if not fits:
-        raise UsageError(f"{where}: {name} is {value!r:.40}", f"give {wanted}")
+        like = ", such as 0.001 (1e-3 is text to YAML)" if isinstance(value, str) and "number between" in wanted else ""
+        raise UsageError(f"{where}: {name} is {value!r:.40}", f"give {wanted}{like}")

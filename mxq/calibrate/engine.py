@@ -89,6 +89,7 @@ def calibrate(
     _begin(directory, _identity(source, pieces) | facts)
     last = max(wanted)
     done = next(index for index in range(last + 2) if not _block_file(directory, index).exists())
+    Calibrated.open(directory, facts)  # what is damaged of it is told before hours of work
     with progress(f"calibrating by {algorithm}", last + 1, "blocks") as advance:
         advance(done)
         hidden = _hidden(directory, done, blocks, samples, last)

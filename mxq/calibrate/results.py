@@ -2,25 +2,29 @@
 
 A block's file has for every quantized module ``codes/MODULE`` and ``scales/MODULE``, where it was scaled
 ``columns/MODULE`` and ``rows/MODULE``, and ``kept/TENSOR`` for what changed without being quantized; the rest is JSON
-in the file's metadata.
+in the file's metadata. So is a checksum of every tensor: codes that GPTQ chose could be any, and nothing later would
+tell that some changed on the disk.
 """
 
 import contextlib
 import functools
 import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from mxq.errors import MxqError
 
 _METADATA = "mxq"
+_CHECKS = "crc32"
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Calibrated:
                     if part == "codes":
                         modules[name] = path
                     elif part in parts:
-                        parts[part][name] = file.get_tensor(key)
+                        parts[part][name] = _checked(file, _checks(file), key)
                 said = json.loads(file.metadata()[_METADATA])
             fallback += said["fallback"]
             tokens_seen |= said["tokens_seen"]
@@ -114,19 +118,18 @@ class Calibrated:
 
         Raises:
             KeyError: the module was not calibrated.
+            MxqError: they cannot be read, or are not what was written.
         """
-        file = self._file(self.modules[module])
-        return file.get_tensor(f"codes/{module}"), file.get_tensor(f"scales/{module}")
+        path = self.modules[module]
+        with _refused(path):
+            if path not in self._files:
+                file = safetensors.safe_open(path, "pt")
+                self._files[path] = file, _checks(file)
+            return _checked(*self._files[path], f"codes/{module}"), _checked(*self._files[path], f"scales/{module}")
 
     @functools.cached_property
-    def _files(self) -> dict[Path, Any]:
+    def _files(self) -> dict[Path, tuple[Any, dict[str, int]]]:
         return {}
-
-    def _file(self, path: Path) -> Any:
-        if path not in self._files:
-            with _refused(path):
-                self._files[path] = safetensors.safe_open(path, "pt")
-        return self._files[path]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -136,8 +139,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         MxqError: it cannot be written.
     """
     temporary = path.with_name(f".{path.name}.tmp")
+    held = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    checks = {_CHECKS: json.dumps({name: _checksum(tensor) for name, tensor in held.items()})}
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
+        save_file(held, temporary, {**(metadata or {}), **checks})
         with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
@@ -149,7 +154,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def read_tensor(path: Path, name: str) -> Tensor:
     """Return a tensor of a file that :func:`write_tensors` wrote; raise MxqError if it cannot be read."""
     with _opened(path) as file:
-        return file.get_tensor(name)
+        return _checked(file, _checks(file), name)
+
+
+def _checks(file: Any) -> dict[str, int]:
+    checks: dict[str, int] = json.loads(file.metadata()[_CHECKS])
+    return checks
+
+
+def _checked(file: Any, checks: Mapping[str, int], name: str) -> Tensor:
+    tensor: Tensor = file.get_tensor(name)
+    if _checksum(tensor) != checks[name]:
+        raise ValueError(f"{name} changed after it was written")
+    return tensor
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.view(-1).view(torch.uint8).numpy().data)
 
 
 @contextlib.contextmanager

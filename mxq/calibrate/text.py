@@ -178,9 +178,12 @@ def _encoder(path: Path, vocabulary: int) -> Callable[[Document], Sequence[int]]
         raise UsageError(f"{path} has no tokenizer", "put the model's tokenizer.json and tokenizer_config.json there")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers' own, of files that are not what it takes them for
         reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"{path}: cannot load the tokenizer ({reason})", "tokenizer.json must be there") from None
+        raise UsageError(
+            f"{path}: cannot load the tokenizer ({reason})",
+            "tokenizer.json must be there",
+        ) from error
     end, most = tokenizer.eos_token_id, max(tokenizer.get_vocab().values(), default=-1)
     # Embeddings are padded, by a few hundred rows; a tokenizer with half as many tokens is another model's.
     if most >= vocabulary or most < vocabulary // 2:

@@ -52,7 +52,14 @@ Examples:
 @click.option(
     "--length", metavar="N", type=click.IntRange(min=2), default=256, show_default=True, help="Tokens of each sample."
 )
-@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="With which samples are drawn.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="With which samples are drawn.",
+)
 @click.option(
     "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True, help="Arithmetic."
 )

@@ -126,6 +126,12 @@ def text(plan: Plan, spec: str, given: Sequence[str], data_dir: Path | None) -> 
     assert asked is not None
     if given:
         asked = dataclasses.replace(asked, set=",".join(given))
+    longest = qwen35.text_config(plan.source.config).get("max_position_embeddings")
+    if isinstance(longest, int) and asked.length > longest:
+        raise UsageError(
+            f"recipe {plan.recipe.name}: samples of {asked.length:,} tokens: {spec} takes at most {longest:,}",
+            "make length in the recipe smaller",
+        )
     samples = tokens(asked, spec, plan.source.path, plan.vocabulary, data_dir=data_dir)
     named = ",".join(Path(part).name for part in samples.facts["set"].split(","))
     return dataclasses.replace(samples, facts=samples.facts | {"set": named})

@@ -3,7 +3,6 @@
 import difflib
 import fnmatch
 import functools
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -35,6 +34,7 @@ _KEYS = (
 )
 _CALIBRATION = ("set", "samples", "length", "seed")
 _MIXED = ("budget",)
+_LARGEST_BUDGET = 1e6  # a model that is kept whole has 3.8 times the bytes
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _read(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"recipe {file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the second: not UTF-8, no such date or number
         reason = " ".join(str(error).split())
         raise UsageError(f"recipe {file} is not valid YAML: {reason}") from None
     if not isinstance(content, dict):
@@ -251,7 +251,7 @@ def _budget(content: dict[str, Any], where: str) -> float | None:
     section = _table(content["mixed"], "mixed", where)
     _check_keys(section, _MIXED, f"{where}, mixed")
     budget = section.get("budget")
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < _LARGEST_BUDGET:
         raise UsageError(
             f"recipe {where}, mixed: budget is {budget!r:.40}", "give how many times as large the output may be: 1.1"
         )

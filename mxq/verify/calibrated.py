@@ -110,12 +110,18 @@ def calibrated(path: Path, content: Mapping[str, Any] | None) -> Calibrated | No
 
 def _arrays(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
-            for name in held.files:
-                if (values := held[name]).dtype != np.float32:
-                    raise ValueError(f"{name} is {values.dtype}")
-                yield name, values
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        # Members are stored as they are, so that no small file holds large arrays.
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.compress_type != zipfile.ZIP_STORED or not member.filename.endswith(".npy"):
+                    raise ValueError(f"{member.filename} is no array that is stored as it is")
+                with archive.open(member) as stream:
+                    values = np.lib.format.read_array(stream, allow_pickle=False)
+                if values.dtype != np.float32:
+                    raise ValueError(f"{member.filename} is {values.dtype}")
+                yield member.filename.removesuffix(".npy"), values
+    # RuntimeError: encrypted; the last two: a header with a shape of any size.
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError, OverflowError, MemoryError) as error:
         raise MxqError(f"{SCALES} cannot be read: {error}", CONVERT_AGAIN) from None
 
 

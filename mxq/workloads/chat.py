@@ -40,8 +40,6 @@ class ChatTemplate:
 
     def text(self, messages: Sequence[tuple[str, str]]) -> str:
         """Return what :meth:`encode` makes tokens of."""
-        from jinja2 import TemplateError
-
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [{"role": role, "content": content} for role, content in messages],
@@ -49,8 +47,8 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 enable_thinking=self.thinking,
             )
-        except TemplateError as error:
-            raise UsageError(f"the chat template refuses the messages: {error}", "see the model's template") from None
+        except Exception as error:  # a template is a program: jinja2's errors, and whatever it divides by
+            raise UsageError(f"the chat template refuses the messages: {error}", "see the model's template") from error
         return text
 
     def tokens(self, text: str) -> list[int]:

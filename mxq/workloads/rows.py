@@ -35,7 +35,7 @@ def read_rows(path: Path) -> list[Located]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file of JSON lines; raises UsageError where it is too large, or not UTF-8."""
+    """Return the text of a file, plain or of JSON lines; raises UsageError where it is too large, or not UTF-8."""
     return _decoded(path, _bytes(path))
 
 
@@ -108,7 +108,7 @@ def _decoded(path: Path, content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"cannot read prompts from {path}: {error}", "it must be JSON lines in UTF-8") from None
+        raise UsageError(f"cannot read {path}: {error}", "it must be text or JSON lines in UTF-8") from None
 
 
 def _parquet(path: Path) -> list[Located]:
