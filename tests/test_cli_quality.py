@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,8 @@ def test_another_run_is_refused_as_such(models: Path, copy: Path) -> None:
         (lambda value: value["read"][0].__setitem__("cluster", ["x"]), "an id that is no text"),
         (lambda value: value["read"][0].__setitem__("id", value["read"][1]["id"]), "or one twice"),
         (lambda value: value["read"].clear(), "no answer or window"),
+        (lambda value: value["read"].pop(), "3 answers to 4 prompts"),
+        (lambda value: value["read"][0].update(bf16_nll=[1e308] * 12), "not a list of nats"),
         (lambda value: value["made"].__setitem__("seconds", "1"), "is not what measuring quality writes"),
         (lambda value: value["made"].__setitem__("seconds", math.inf), "no time that it took"),
         (lambda value: value.__setitem__("definition", []), "is not what measuring quality writes"),
@@ -245,6 +248,13 @@ def test_a_text_that_cannot_be_is_one_line(copy: Path, damage: Any, said: str) -
 def test_a_torn_file_is_one_line(copy: Path, text: str) -> None:
     (copy / "quality/text-book.json").write_text(text)
     with pytest.raises(MxqError, match="remove the file"):
+        qualities(copy)
+
+
+def test_a_pipe_is_not_waited_for(copy: Path) -> None:
+    (copy / "quality/text-book.json").unlink()
+    os.mkfifo(copy / "quality/text-book.json")
+    with pytest.raises(MxqError, match=r"text-book\.json is not a file; remove the file"):
         qualities(copy)
 
 

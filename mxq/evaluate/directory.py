@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from mxq import files
+from mxq.checkpoint.headers import open_regular
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate.kept import keep_layers, keep_prompts
 from mxq.evaluate.matrix import VLLM, Arm, Cell, Place, Plan
@@ -196,7 +197,8 @@ def read_cell(path: Path, arm: Arm) -> list[Record]:
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object from a file of the run; raises MxqError naming the file when it is not one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as stream:
+            value = json.loads(stream.read().decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise MxqError(f"cannot read {path}: {error}", "the run directory is damaged: start a new run") from None
     if not isinstance(value, dict):

@@ -22,6 +22,8 @@ SEMANTICS = 1
 """Raised when a change makes old and new files incomparable."""
 DIRECTORY = "quality"
 
+_MOST_NATS = 1e40  # more than logits in float32 can be apart, and no sum of them overflows
+
 Kind = Literal["answers", "text"]
 """The bf16 target's own greedy answers to the prompts of a workload, or a text that the user gave."""
 
@@ -131,6 +133,8 @@ def read(path: Path, definition: Mapping[str, Any]) -> Recorded:
         ids = [one.id for one in recorded.read]
         if not ids or len(set(ids)) < len(ids):
             raise ValueError("no answer or window, or one twice")
+        if kind == "answers" and len(ids) != about["prompts"]:
+            raise ValueError(f"{len(ids)} answers to {about['prompts']} prompts")
         if not math.isfinite(recorded.made["seconds"]):
             raise ValueError("no time that it took")
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
@@ -180,6 +184,6 @@ def _parse(value: Mapping[str, Any]) -> Read:
 
 
 def _nats(values: Sequence[Any]) -> tuple[float, ...]:
-    if not all(type(value) is float and 0 <= value < math.inf for value in values):
+    if not all(type(value) is float and 0 <= value < _MOST_NATS for value in values):
         raise TypeError("not a list of nats")
     return tuple(values)
