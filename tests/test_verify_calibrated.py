@@ -252,3 +252,7 @@ def test_a_file_of_scales_that_is_none_is_found(made: dict[str, tuple[Path, Path
     path = shutil.copytree(out, tmp_path / "malformed")
     edit_json(path / "mxq_manifest.json", lambda content: content.pop("calibrated"))
     assert "mxq_manifest.json is malformed: calibrated lacks" in verify(path, source).problems[0].what
+    edit_json(path / "mxq_manifest.json", lambda content: content.update(calibrated=None))
+    assert (
+        verify(path, source).problems[0].what == "mxq_manifest.json is malformed: calibrated, or the recipe's options"
+    )

@@ -97,8 +97,10 @@ def calibrated(path: Path, content: Mapping[str, Any] | None) -> Calibrated | No
         result = content["calibrated"]
         moves_scales = content["recipe"]["options"].get("static_groups") is False
         rounded, folded = (frozenset(map(str, result[key])) for key in ("rounded_to_nearest", "folded"))
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise MxqError(f"{MANIFEST} is malformed: calibrated lacks {error}", CONVERT_AGAIN) from None
+    except (TypeError, AttributeError):
+        raise MxqError(f"{MANIFEST} is malformed: calibrated, or the recipe's options", CONVERT_AGAIN) from None
     columns: dict[str, torch.Tensor] = {}
     rows: dict[str, torch.Tensor] = {}
     if SCALES in content["files"]:
