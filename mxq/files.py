@@ -1,6 +1,7 @@
 """Files that are never half-written, their checksums, and a record of what made them."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -21,7 +22,12 @@ _COLUMNS = 160
 
 @contextlib.contextmanager
 def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file beside ``path`` that takes its name only when the block ends without an error."""
+    """Open a temporary file beside ``path`` that takes its name only when the block ends without an error.
+
+    Raises OSError, too, where something else than a file has the name: root would replace ``/dev/null`` by a file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:

@@ -1,6 +1,7 @@
 """`mxq sensitivity` as a user types it: tables, JSON, and mistakes in a line."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 from decoding import rewrite
 
+from mxq import files
 from mxq.calibrate.sensitivity import Probe
 from mxq.cli import main
 from mxq.convert import recipe
@@ -113,6 +115,7 @@ def test_mistakes_are_a_line(dense_source: Path, converted_dense: Path, text: Pa
     )
     (tmp_path / "short.txt").write_text("Too short.")
     (tmp_path / "empty.txt").write_text("")
+    os.mkfifo(tmp_path / "pipe")
     for arguments, code, reason in [
         ((dense_source,), 2, "no calibration text for"),
         ((dense_source, "--calib", tmp_path / "short.txt"), 2, "tokens; 32 samples of 256 are 8,192"),
@@ -124,6 +127,7 @@ def test_mistakes_are_a_line(dense_source: Path, converted_dense: Path, text: Pa
         ((dense_source, "--calib", text, "--length", 1), 2, "--length"),
         ((dense_source, "--calib", text, "--device", "gpu9"), 2, "no device 'gpu9' here"),
         ((dense_source, "--calib", text, "--out", tmp_path), 2, "is not a file in a directory that exists"),
+        ((dense_source, "--calib", text, "--out", tmp_path / "pipe"), 2, "is not a file in a directory that exists"),
         ((converted_dense, "--calib", text), 2, "already quantized"),
         ((tmp_path / "none", "--calib", text), 2, "is not a directory"),
         ((nan, "--calib", text, "--samples", 2), 1, "what the model computes is not finite"),
@@ -134,3 +138,11 @@ def test_mistakes_are_a_line(dense_source: Path, converted_dense: Path, text: Pa
         assert reason in lines[0], lines
         assert len(lines) <= 2
         assert result.stdout == ""
+
+
+def test_no_pipe_or_device_is_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no regular file"):
+        files.write_json(tmp_path / "pipe", {})
+    assert (tmp_path / "pipe").is_fifo()
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]

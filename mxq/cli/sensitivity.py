@@ -87,7 +87,7 @@ def command(
     id on the Hugging Face hub, or a testbed model. It is loaded once, and nothing is written but --out. Last, all parts
     are quantized together: the sum of their errors alone says about as much if errors add up.
     """
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+    if out is not None and ((out.exists() and not out.is_file()) or not out.parent.is_dir()):
         raise UsageError(f"--out {out} is not a file in a directory that exists", "give the path of a JSON file")
     # Before torch is loaded: its threads spin while they wait, see `mxq eval`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
