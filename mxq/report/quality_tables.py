@@ -9,6 +9,7 @@ from rich.text import Text
 from mxq.quality import Means, Quality, TextQuality
 from mxq.report.speed_tables import empty_table, quoted
 from mxq.report.tables import WIDE
+from mxq.report.whole import print_whole
 from mxq.stats import Interval
 
 ANSWERS = "Quality on the bf16 target's own greedy answers"
@@ -25,7 +26,7 @@ def show_quality(quality: Quality, console: Console) -> None:
     for title, parts, overall in ((ANSWERS, quality.answers, several), (TEXTS, quality.texts, None)):
         if parts:
             console.print(Text(f"{title}{_COLUMNS}", style="bold"))
-            console.print(quality_table(parts, overall, console.width))
+            print_whole(console, quality_table(parts, overall, console.width))
             console.print()
     for note in notes(quality):
         console.print(quoted(note))

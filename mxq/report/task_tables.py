@@ -8,6 +8,7 @@ from rich.text import Text
 
 from mxq.analysis.tasks import TaskScore
 from mxq.report.speed_tables import empty_table, quoted
+from mxq.report.whole import print_whole
 from mxq.stats import ENOUGH
 
 _BETTER = {True: "higher", False: "lower", None: "-"}
@@ -18,7 +19,7 @@ def show_tasks(scores: Sequence[TaskScore], console: Console) -> None:
     if not scores:
         return
     console.print(Text("lm-eval's tasks, asked of plain decoding (below: lm-eval's standard error)", style="bold"))
-    console.print(task_table(scores))
+    print_whole(console, task_table(scores))
     console.print()
     for note in _notes(scores):
         console.print(quoted(note))
