@@ -244,7 +244,7 @@ def test_what_cannot_be_calibrated_is_not_downloaded(dense_source: Path, hub: Hu
     said = mxq("quantize", "org/target", tmp_path / "out", "--recipe", "mxfp4-gptq", code=2)
     assert "no calibration text for org/target" in said.stderr
     said = mxq("quantize", "org/target", tmp_path / "out", "--recipe", "mxfp4-gptq", "--stream", code=2)
-    assert "--stream is for recipes that do not calibrate" in said.stderr
+    assert "--stream is for recipes that read no text" in said.stderr
     assert list((tmp_path / "home").rglob("*.safetensors*")) == []
 
 

@@ -79,7 +79,7 @@ def test_it_is_the_wheel_that_runs(run: Run, environment: Path) -> None:
 
 def test_recipes_are_found(run: Run) -> None:
     for recipe in (ROOT / "recipes").glob("*.yaml"):
-        plan = json.loads(run("mxq", "plan", "testbed:dense", "--recipe", recipe.stem, "--json"))
+        plan = json.loads(run("mxq", "plan", "testbed:moe", "--recipe", recipe.stem, "--json"))
         assert any(tensor["action"] == "quantize" for tensor in plan["tensors"])
 
 

