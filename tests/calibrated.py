@@ -26,6 +26,11 @@ Bytes = tuple[torch.Tensor, torch.Tensor]
 UNSEEN = "model.language_model.layers.0.mlp.experts.1"
 """The expert that no token reaches."""
 
+TEXT = "".join(
+    f"Line {number} of a text that says {number * number}, and then {number % 7}.\n" for number in range(400)
+)
+"""Enough for a few samples."""
+
 
 @dataclass(frozen=True)
 class Fake(Calibrated):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from calibrated import TEXT
 from click.testing import CliRunner, Result
 from decoding import rewrite
 
@@ -16,10 +17,6 @@ from mxq import files
 from mxq.calibrate.sensitivity import Probe
 from mxq.cli import main
 from mxq.convert import recipe
-
-TEXT = "".join(
-    f"Line {number} of a text that says {number * number}, and then {number % 7}.\n" for number in range(400)
-)
 
 
 @pytest.fixture

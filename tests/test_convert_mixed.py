@@ -10,6 +10,7 @@ import pytest
 import torch
 import vllm_matching as vllm
 import yaml
+from calibrated import TEXT
 from click.testing import CliRunner, Result
 from decoding import rewrite
 from hub import Hub
@@ -29,10 +30,6 @@ from mxq.decode import load_target
 from mxq.decode.divergence import compare
 from mxq.errors import UsageError
 from mxq.models import qwen35
-
-TEXT = "".join(
-    f"Line {number} of a text that says {number * number}, and then {number % 7}.\n" for number in range(400)
-)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from mxq import files
-from mxq.errors import MxqError, UsageError
+from mxq.errors import MxqError
 from mxq.evaluate import Run
-from mxq.evaluate.directory import read_json
+from mxq.evaluate.derived import read_derived
 from mxq.evaluate.tasks import DIRECTORY, FORMAT
 from mxq.stats import Interval, mean_change
 
@@ -87,12 +87,7 @@ def task_scores(run: Run) -> tuple[TaskScore, ...]:
 
 
 def _read(path: Path, fingerprint: Mapping[str, Any]) -> tuple[str, _Result]:
-    try:
-        value = read_json(path)
-    except MxqError as error:
-        raise MxqError(error.message, _REMOVE) from None
-    if value.get("format") != FORMAT:
-        raise UsageError(f"{path} has format {value.get('format')!r:.40}", f"this mxq reads format {FORMAT}: {_REMOVE}")
+    value = read_derived(path, FORMAT, _REMOVE)
     try:
         task, said = str(value["definition"]["task"]), value["lm_eval"]
         if value["definition"]["target"] != fingerprint:

@@ -5,7 +5,6 @@ models, prompts and settings its definition repeats. It is no cell: acceptance a
 decoding.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mxq import files
-from mxq.errors import MxqError, UsageError
+from mxq.errors import MxqError
 from mxq.evaluate import Settings
-from mxq.evaluate.directory import read_json
+from mxq.evaluate.derived import read_derived, refuse_unlike, write_derived
 from mxq.stats import Passes
 from mxq.stats.acceptance import check_passes
 
@@ -109,13 +107,7 @@ def write(run: Path, explanation: Explanation) -> None:
         "definition": explanation.definition,
         "made": explanation.made,
     }
-    lines = ",\n".join(json.dumps(_as_json(prompt), separators=(",", ":")) for prompt in explanation.prompts)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        with files.atomic_write(path) as stream:
-            stream.write(f'{json.dumps(head)[:-1]}, "prompts": [\n{lines}\n]}}\n')
-    except OSError as error:
-        raise MxqError(f"cannot write {path}: {error.strerror}", "make room and run the same command") from None
+    write_derived(path, head, "prompts", map(_as_json, explanation.prompts))
 
 
 def read_explanations(run: Path, definition: Mapping[str, Any]) -> tuple[Explanation, ...]:
@@ -130,12 +122,7 @@ def read_explanations(run: Path, definition: Mapping[str, Any]) -> tuple[Explana
 
 def read(path: Path, definition: Mapping[str, Any]) -> Explanation:
     """Read one file of the run that ``definition`` describes; raises MxqError."""
-    try:
-        value = read_json(path)
-    except MxqError as error:
-        raise MxqError(error.message, _REMOVE) from None
-    if value.get("format") != FORMAT:
-        raise UsageError(f"{path} has format {value.get('format')!r:.40}", f"this mxq reads format {FORMAT}: {_REMOVE}")
+    value = read_derived(path, FORMAT, _REMOVE)
     try:
         own = value["definition"]
         explanation = Explanation(
@@ -156,10 +143,8 @@ def read(path: Path, definition: Mapping[str, Any]) -> Explanation:
             raise ValueError(f"drift is not that of {depth} layers")
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
         raise MxqError(f"{path} is not what explaining writes ({error!r})", _REMOVE) from None
-    unlike = [name for name in expected if own.get(name) != expected[name]]
-    if unlike or path.name != path_of(Path(), own["method"], own["num_speculative_tokens"], explanation.workload).name:
-        what = unlike[0] if unlike else "name"
-        raise MxqError(f"{path} is of another run, or of other mxq: it has another {what}", _REMOVE)
+    named = path_of(Path(), own["method"], own["num_speculative_tokens"], explanation.workload)
+    refuse_unlike(path, own, expected, named, _REMOVE)
     return explanation
 
 

@@ -4,7 +4,6 @@ A file holds what was seen, token by token, and no interval; it is written whole
 models, prompts and settings its definition repeats.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mxq import files
-from mxq.errors import MxqError, UsageError
+from mxq.errors import MxqError
 from mxq.evaluate import Settings
-from mxq.evaluate.directory import read_json
+from mxq.evaluate.derived import read_derived, refuse_unlike, write_derived
 
 FORMAT = 1
 SEMANTICS = 1
@@ -95,13 +94,7 @@ def write(run: Path, recorded: Recorded) -> None:
     """Write one file, whole or not at all, one line per answer or window. Raises MxqError."""
     path = path_of(run, recorded.kind, recorded.name)
     head = {"format": FORMAT, "definition": recorded.definition, "made": recorded.made}
-    lines = ",\n".join(json.dumps(_as_json(one), separators=(",", ":")) for one in recorded.read)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        with files.atomic_write(path) as stream:
-            stream.write(f'{json.dumps(head)[:-1]}, "read": [\n{lines}\n]}}\n')
-    except OSError as error:
-        raise MxqError(f"cannot write {path}: {error.strerror}", "make room and run the same command") from None
+    write_derived(path, head, "read", map(_as_json, recorded.read))
 
 
 def read_qualities(run: Path, definition: Mapping[str, Any]) -> tuple[Recorded, ...]:
@@ -118,12 +111,7 @@ def read_qualities(run: Path, definition: Mapping[str, Any]) -> tuple[Recorded, 
 
 def read(path: Path, definition: Mapping[str, Any]) -> Recorded:
     """Read one file of the run that ``definition`` describes; raises MxqError."""
-    try:
-        value = read_json(path)
-    except MxqError as error:
-        raise MxqError(error.message, _REMOVE) from None
-    if value.get("format") != FORMAT:
-        raise UsageError(f"{path} has format {value.get('format')!r:.40}", f"this mxq reads format {FORMAT}: {_REMOVE}")
+    value = read_derived(path, FORMAT, _REMOVE)
     try:
         own = value["definition"]
         kind: Kind = own["kind"]
@@ -139,10 +127,7 @@ def read(path: Path, definition: Mapping[str, Any]) -> Recorded:
             raise ValueError("no time that it took")
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
         raise MxqError(f"{path} is not what measuring quality writes ({error!r:.200})", _REMOVE) from None
-    unlike = [name for name in expected if own.get(name) != expected[name]]
-    if unlike or path.name != path_of(Path(), kind, recorded.name).name:
-        what = unlike[0] if unlike else "name"
-        raise MxqError(f"{path} is of another run, or of other mxq: it has another {what}", _REMOVE)
+    refuse_unlike(path, own, expected, path_of(Path(), kind, recorded.name), _REMOVE)
     return recorded
 
 
