@@ -8,9 +8,11 @@ testbed:dense that decodes plainly: a piece per token is the most that a client 
 one that begins changes with every pair; a ratio is that of one pair's passes. vLLM's tool stays loaded in a process of
 its own, so that a turn of it costs no start.
 
-Client and server share the processors here, so that a client that takes more of them has a slower server: both clients'
-shares are measured, from the first request sent to the last answer ended. "others" is the share that neither had: where
-it is not small, the figures are of a busy machine and a run says little.
+It is measured twice. First client and server share the processors, so that a client that takes more of them has a
+slower server. Then the server has half of them and the clients have the others: nothing can be taken from it, and what
+is left of a difference is one of what they count. Both clients' shares are measured, from the first request sent to the
+last answer ended. "others" is the share that neither had: where it is not small, the figures are of a busy machine and
+a run says little.
 
     python tools/bench_client.py --pieces                    # no vLLM, a minute: what a piece costs the client
 
@@ -42,10 +44,10 @@ from mxq.engines.answers import Received
 from mxq.engines.base import Sampling
 from mxq.engines.builds import BUILDS, measurable
 from mxq.engines.client import Client, Endpoint, connected
-from mxq.engines.launch import Served, launch
-from mxq.engines.process import free_port
+from mxq.engines.launch import HARDWARE, Launch, Served, launch
+from mxq.engines.process import free_port, program
 from mxq.engines.server import serving
-from mxq.errors import MxqError
+from mxq.errors import MxqError, UsageError
 from mxq.evaluate.closed_loop import undisturbed
 from mxq.progress import note
 from mxq.workloads.chat import ChatTemplate
@@ -135,6 +137,22 @@ def own(endpoint: Endpoint, prompts: Sequence[str], load: Load) -> Pass:
     return asyncio.run(run())
 
 
+@contextlib.contextmanager
+def apart(launch: Launch) -> Iterator[Launch]:
+    """Yield a launch on the first half of the processors, and leave this process and its children the other half."""
+    all_of_them = sorted(os.sched_getaffinity(0))
+    half = len(all_of_them) // 2
+    if not half:
+        raise UsageError("there is one processor, and two are needed", "measure elsewhere")
+    served = ",".join(map(str, all_of_them[:half]))
+    argv = ("taskset", "--cpu-list", served, program(launch.argv[0]), *launch.argv[1:])
+    os.sched_setaffinity(0, all_of_them[half:])
+    try:
+        yield Launch(argv, {**launch.env, "VLLM_CPU_OMP_THREADS_BIND": served})
+    finally:
+        os.sched_setaffinity(0, all_of_them)
+
+
 class UnansweredError(MxqError):
     """Requests of a pass failed, which now and then some of the peer's do: the pass is made again."""
 
@@ -170,6 +188,8 @@ class Peer:
             self._process.stdin.write(json.dumps(words) + "\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
+        while line and not line.startswith("{"):  # what vLLM says as it is imported
+            line = self._process.stdout.readline()
         if not line:
             raise MxqError("vllm bench serve ended", "see the log; it needs pandas")
         said = json.loads(line)
@@ -243,6 +263,32 @@ def measure(endpoint: Endpoint, peer: Peer, prompts: list[str], load: Load, pair
             speeds = ", ".join(f"{name} {found[-1][name].speed:.1f}" for name in tools)
             note(f"concurrency {load.concurrency}, pair {number + 1} of {pairs}: {speeds} tokens/s")
     return found
+
+
+def compared(
+    options: argparse.Namespace, placed: Callable[[Launch], contextlib.AbstractContextManager[Launch]]
+) -> tuple[str | None, list[str]]:
+    """Return vLLM's version and the table's rows, of a server that is started as ``placed`` says."""
+    target = resolve(f"{testbed.PREFIX}dense")
+    template = ChatTemplate(target, thinking=False)
+    prompts = [template.text(prompt.messages) for name in testbed.WORKLOADS for prompt in workloads.load(name).prompts]
+    env = dict(variable.split("=", 1) for variable in options.env)
+    started = launch(options.hardware, Served(str(target)), port=free_port(), engine_args=options.engine_arg, env=env)
+    table: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        log = options.log or Path(temporary) / "log"
+        note("starting the server")
+        with (
+            log.open("ab") as stream,
+            placed(measurable(started, None)) as made,
+            serving(made, str(target), log, ready_s=BUILDS[options.hardware].ready_s) as endpoint,
+            contextlib.closing(Peer(endpoint, target, stream)) as peer,
+        ):
+            for concurrency in options.concurrency:
+                # Alone, one request after the other would take as long as many at once.
+                load = Load(concurrency, max(options.requests * concurrency, 24), options.tokens)
+                table += rows(load, measure(endpoint, peer, prompts, load, options.pairs))
+            return endpoint.version, table
 
 
 def rows(load: Load, pairs: list[dict[str, Pass]]) -> Iterator[str]:
@@ -355,6 +401,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=7, help="passes of each tool")
     parser.add_argument("--requests", type=int, default=12, help="requests of a pass, times the concurrency")
     parser.add_argument("--tokens", type=int, default=64, help="length of an answer")
+    parser.add_argument("--hardware", default="cpu", choices=list(HARDWARE), help="where the server runs")
+    parser.add_argument("--engine-arg", action="append", default=[], help="for the server, as for mxq eval")
+    parser.add_argument("--env", action="append", default=[], help="for the server: NAME=VALUE")
     parser.add_argument("--log", type=Path, help="keep here what server and peer print")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/CLIENT.md"))
     parser.add_argument("--pieces", action="store_true", help="only what a piece costs; needs no vLLM")
@@ -364,25 +413,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         most = max(options.concurrency)
         pieces(Load(most, options.requests * most, options.tokens), options.rate, options.pairs)
         return 0
-    target = resolve(f"{testbed.PREFIX}dense")
-    template = ChatTemplate(target, thinking=False)
-    prompts = [template.text(prompt.messages) for name in testbed.WORKLOADS for prompt in workloads.load(name).prompts]
     begin = os.getloadavg()[0]
-    made = measurable(launch("cpu", Served(str(target)), "ar", port=free_port()), None)
-    table: list[str] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        log = options.log or Path(temporary) / "log"
-        note("starting the server")
-        with (
-            log.open("ab") as stream,
-            serving(made, str(target), log, ready_s=BUILDS["cpu"].ready_s) as endpoint,
-            contextlib.closing(Peer(endpoint, target, stream)) as peer,
-        ):
-            for concurrency in options.concurrency:
-                # Alone, one request after the other would take as long as many at once.
-                load = Load(concurrency, max(options.requests * concurrency, 24), options.tokens)
-                table += rows(load, measure(endpoint, peer, prompts, load, options.pairs))
-            version = endpoint.version
+    version, together = compared(options, contextlib.nullcontext)
+    _, separate = compared(options, apart)
     hardware = files.hardware()
     head = [
         "# The client, beside `vllm bench serve`",
@@ -396,24 +429,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"testbed:dense, plain decoding, greedy, every answer of full length, the same prompts in the same order; "
         f"{options.pairs} pairs of passes, alternated: median (lowest–highest). The ratio is of the two passes of a "
         "pair. A client's own time is that of all its threads, over wall clock, from the first request sent to the "
-        "last answer ended; a piece is an event with a token, and mxq reads what it kept of it after that. Server and "
-        "client share the processors; others had what neither of them had.",
+        "last answer ended; a piece is an event with a token, and mxq reads what it kept of it after that. Others had "
+        "what neither server nor client had.",
         "",
         "Both clocks run from before the first request is made until the last answer has ended; both have as many "
-        "requests in flight, and send the next one as one ends. They differ in what they cost. vLLM's client reads the "
-        "JSON of most pieces twice as they come and looks for a proxy in a thread for each request; where all "
-        "processors are busy, what a client takes of them the server lacks, and of two clients the cheaper one has the "
-        "faster server: by about the quotient of the sums of both columns of processor time. Requests that vLLM's "
-        "loses are not in its sums: such a pass is made again.",
+        "requests in flight, and send the next one as one ends. They differ in what they cost: vLLM's client reads the "
+        "JSON of most pieces twice as they come and looks for a proxy in a thread for each request. Requests that "
+        "vLLM's loses are not in its sums: such a pass is made again.",
         "",
+    ]
+    columns = [
         "| concurrency | tool | requests x tokens | tokens/s | mxq / bench (must: 1 ± 0.03) "
         "| client's CPU (must at 32: under 5 %) | µs of it per piece | µs later | TTFT ms | ITL ms "
         "| server's CPU, ms per token | others |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    text = [
+        *head,
+        "## The server on half of the processors, the clients on the others",
+        "",
+        "What a client costs the server does not have to do without: the ratio says whether both count the same.",
+        "",
+        *columns,
+        *separate,
+        "",
+        "## Server and clients on all of them",
+        "",
+        "Where they are busy, what a client takes the server lacks, and passes vary more.",
+        "",
+        *columns,
+        *together,
+    ]
     with files.atomic_write(options.out) as file:
-        file.write("\n".join([*head, *table]) + "\n")
-    print("\n".join(table))
+        file.write("\n".join(text) + "\n")
+    print("\n".join([*separate, "", *together]))
     note(f"written to {options.out}")
     return 0
 
