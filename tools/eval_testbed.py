@@ -306,8 +306,8 @@ def beside(served: Sequence[Run], own: Sequence[Run]) -> list[str]:
     """
     theirs, mine = ({(c.arm, c.workload): c for run in runs for c in _first(run)} for runs in (served, own))
     lines = [
-        "| target | method | K | prompts | vLLM | in process | difference (99.9 %) | workloads in the interval "
-        "| answers identical |",
+        "| target | method | K | prompts | vLLM | in process | difference, or in-process interval (99.9 %) "
+        "| workloads in the interval | answers identical |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for arm in dict.fromkeys(arm for arm, _ in theirs if arm.method != "ar"):
