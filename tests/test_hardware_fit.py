@@ -8,7 +8,7 @@ from typing import Any
 
 import fit_hardware
 import pytest
-from fit_hardware import Fitted, every_third, fit, h200_cells, opened, predicted
+from fit_hardware import Fitted, fit, one_of_three, opened, predicted
 
 from mxq.analysis.published import FILE
 from mxq.errors import UsageError
@@ -41,12 +41,13 @@ def test_at_most_a_third_is_fitted_on_and_by_the_order_alone(machines: dict[str,
     for one in machines.values():
         assert len(one.on) <= len(one.cells) / 3
         other_speeds = [replace(cell, tokens_per_s=1.0) for cell in reversed(one.cells)]
-        assert [cell.place for cell in every_third(other_speeds)] == [cell.place for cell in one.on]
+        assert [cell.place for cell in one_of_three(other_speeds)] == [cell.place for cell in one.on]
 
 
 def test_held_out_cells_are_predicted(machines: dict[str, Fitted]) -> None:
     assert statistics.median(held_out(machines["b200"])) <= 0.15
     assert statistics.median(held_out(machines["h200"])) <= 0.10
+    assert max(held_out(machines["h200"])) <= 0.25
     assert max(held_out(machines["mi355x"])) <= 0.15
     # And would not be by any constants: with launches for nothing the same check fails.
     free = replace(machines["b200"], constants=machines["b200"].constants | {"layer_us": 0.0})
@@ -58,27 +59,16 @@ def test_constants_are_found_again_from_cells_made_with_them() -> None:
     true = {"layer_us": 80.0, "draft_us": 400.0, "scan_us": 9.0, "snapshot_share": 0.6}
     made = replace(start, constants=start.constants | true)
     cells = tuple(replace(cell, tokens_per_s=made.predicted(cell)) for cell in start.cells)
-    found = fit(replace(start, cells=cells, on=every_third(cells)), tuple(true))
+    found = fit(replace(start, cells=cells, on=one_of_three(cells)), tuple(true))
     assert {name: found.constants[name] for name in true} == pytest.approx(true, rel=0.02)
 
 
-def test_cells_that_are_measured_later_are_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = h200_cells()
-    first = next(
-        cell for cell in before if cell.method == "dflash" and cell.precision == "bf16" and cell.concurrency == 1
-    )
-    assert first.ttft_s is None
-    (tmp_path / "h200").mkdir()
-    for path in (ROOT / "benchmarks/results/h200").glob("*.json"):
-        (tmp_path / "h200" / path.name).write_text(path.read_text())
-    (tmp_path / "h200-first.json").write_text((ROOT / "benchmarks/results/h200-first.json").read_text())
-    (tmp_path / "h200/new.json").write_text(json.dumps(raw_cell()))
-    monkeypatch.setattr(fit_hardware, "RESULTS", tmp_path)
-    after = h200_cells()
-    assert len(after) == len(before)
-    assert first not in after
-    (new,) = [cell for cell in after if cell.place == first.place]
-    assert (new.tokens_per_s, new.ttft_s, new.acceptance_length) == (450.0, 0.2, 1 + 900 / 100)
+def test_a_cell_is_the_median_of_its_repeats(tmp_path: Path) -> None:
+    repeats = [raw_cell()["repeats"][0] | {"tokens_per_s": rate} for rate in (440.0, 470.0, 450.0)]
+    (tmp_path / "new.json").write_text(json.dumps(raw_cell(repeats=repeats)))
+    (cell,) = measured.read_cells(tmp_path)
+    assert cell.place == ("Qwen3.5-27B", "bf16", "dflash", 15, "humaneval", 1)
+    assert (cell.tokens_per_s, cell.ttft_s, cell.acceptance_length) == (450.0, 0.2, 1 + 450 / 50)
 
 
 def raw_cell(**changes: Any) -> dict[str, Any]:
@@ -114,9 +104,6 @@ def test_results_that_are_no_cells_are_named(text: str, message: str, tmp_path: 
 def test_a_directory_without_cells_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no cells"):
         measured.read_cells(tmp_path)
-    (tmp_path / "figures.json").write_text('{"format": 1, "cells": [{"model": "m"}]}')
-    with pytest.raises(UsageError, match="does not hold figures"):
-        measured.read_figures(tmp_path / "figures.json")
 
 
 def test_published_cells_have_the_published_acceptance() -> None:

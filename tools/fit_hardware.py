@@ -2,8 +2,9 @@
 
     python tools/fit_hardware.py       # writes recipes/hardware/*.yaml and benchmarks/PREDICT.md
 
-Each machine's cells are sorted by model, precision, method, K, workload and concurrency; every third one is fitted on,
-and the rest is held out. The rule looks at no number. Cells that tools/gpu measures later are taken up by themselves.
+Each machine's cells are sorted by model, precision, method, K, workload and concurrency; one of every three is fitted
+on, by turns the last, the middle and the first of them, and the rest is held out. The rule looks at no number. Cells
+that tools/gpu measures later are taken up by themselves.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     """Return every machine by name, and MI355X once more for each figure that it could have been fitted on."""
     published = json.loads(PUBLISHED.read_text())
     b200 = fit(opened("b200", measured.b200_cells(published)), SPEED)
-    h200 = fit(opened("h200", h200_cells()), (*SPEED, *REST), before=b200)
+    h200 = fit(opened("h200", measured.read_cells(RESULTS / "h200")), (*SPEED, *REST), before=b200)
     start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *REST))
     mi355x = fit_factor(start, start.on[0])
     mi300x = carried(opened("mi300x", []), mi355x, (*SPEED, *REST))
@@ -133,23 +134,19 @@ def statements(mi355x: Fitted) -> list[tuple[str, str, str]]:
     return found
 
 
-def h200_cells() -> list[Cell]:
-    """Return measured cells, and of the first figures those whose cell has not been measured yet."""
-    cells = measured.read_cells(RESULTS / "h200")
-    there = {cell.place for cell in cells}
-    first = measured.read_figures(RESULTS / "h200-first.json")
-    return sorted([*cells, *(cell for cell in first if cell.place not in there)])
+def one_of_three(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Return of every three sorted cells one: the last, of the next three the middle one, then the first, and so on.
 
-
-def every_third(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Return the third, sixth, ... of sorted cells."""
-    return tuple(sorted(cells)[2::3])
+    Where three concurrencies were measured of each arm, always the last would be always the largest.
+    """
+    whole = sorted(cells)[: len(cells) // 3 * 3]
+    return tuple(cell for i, cell in enumerate(whole) if (i + i // 3) % 3 == 2)
 
 
 def opened(name: str, cells: Sequence[Cell]) -> Fitted:
     """Return a machine as its file has it, but for what was fitted before, with its cells."""
     gpu, constants, sources = machine.read(machine.directory() / f"{name}.yaml")
-    return Fitted(name, gpu, constants | START, sources, tuple(sorted(cells)), every_third(cells))
+    return Fitted(name, gpu, constants | START, sources, tuple(sorted(cells)), one_of_three(cells))
 
 
 def setup(on: machine.Machine, model: str, precision: str) -> Setup:

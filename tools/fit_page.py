@@ -18,10 +18,11 @@ _HEAD = """\
 
 `python tools/fit_hardware.py`, which also writes the fitted constants into `recipes/hardware/`.
 
-The cells of a machine are sorted by model, precision, method, K, workload and concurrency. Every third one is fitted
-on, the rest is held out; the rule looks at no number. Only constants were fitted so: which terms the model has was
-decided with all cells in view. Errors are predicted tokens per second over those published or measured, less one. The
-bounds were set before there was a model.
+The cells of a machine are sorted by model, precision, method, K, workload and concurrency. One of every three is
+fitted on, by turns the last, the middle and the first of them (always the last would be 32 requests only, where 1, 8
+and 32 were measured); the rest is held out, and the rule looks at no number. Only constants were fitted so: which terms
+the model has was decided with all cells in view. Errors are predicted tokens per second over those published or
+measured, less one. The bounds were set before there was a model.
 """
 
 _CONSTANTS = """
@@ -48,9 +49,8 @@ _H200 = """\
 ## NVIDIA H200, vLLM 0.25.1
 
 Real shapes with made-up weights, drafts accepted at a rate that is set, 256 prompt and 512 output tokens, all
-requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin. What is not in `benchmarks/results/h200` is a single
-run from before `tools/gpu` was written (`h200-first.json` beside it), and gives way to a cell that is measured. Plain
-MXFP4 has fewer than three repeats so far.
+requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin. Spreads, cells with fewer than three repeats so far,
+and what is not timed yet: [H200.md](H200.md).
 """
 
 _MI355X = """\
@@ -73,8 +73,9 @@ _END = """\
   of 128 requests end with fewer.
 - Which kernel was chosen, sizes without a tuned one, and steps that no graph was captured for: one share of the data
   sheet stands for all matrix products. Marlin is slower at 32 tokens than reading or multiplying alone explains.
-- Memory for activations and graphs: a few more requests may have to wait than the model thinks. With 32 requests and K
-  15, where each has 16 states of 150 MB, it has 2 of them wait on H200 with bf16, and none with MXFP4.
+- Memory for activations and graphs, and what vLLM's blocks of one size leave unused: a few more requests may have to
+  wait than the model thinks. With 32 requests and K 15, where each has 16 states of 150 MB, it has 2 of them wait on
+  H200 with bf16, where 6 did, and none with MXFP4, where none did.
 - Operations of attention, of which only bytes count; the processor's time, but as part of the overheads; communication
   between GPUs: only one GPU is predicted.
 - MXFP4 activations: no cell with them was fitted on. B200 and MI355X are taken to read packed weights at the share of

@@ -63,14 +63,6 @@ def read_cells(directory: Path) -> list[Cell]:
     return cells
 
 
-def read_figures(file: Path) -> list[Cell]:
-    """Return single figures, noted by hand in the fields of :class:`Cell`; raises UsageError as :func:`read_cells`."""
-    try:
-        return sorted(Cell(**cell) for cell in _read(file)["cells"])
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{file} does not hold figures ({error})", "restore it") from None
-
-
 def b200_cells(published: dict[str, Any]) -> list[Cell]:
     """Return the cells of z-lab's cards, in ``mxq/analysis/published.json``, sorted.
 

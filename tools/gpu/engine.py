@@ -1,8 +1,9 @@
 """One engine of vLLM, timed at several acceptances and concurrencies: run by tools/gpu/run.py, a process for each.
 
-Reads its orders as JSON from standard input and writes one file per cell. Drafts are accepted at a given rate, whatever
-they are (``rejection_sample_method: synthetic``): what is timed is the work of a pass, whose cost does not depend on
-the weights, times the number of passes that an acceptance length means.
+Imports vLLM, reads its order as a line of JSON from standard input, starts vLLM, says that it is ready by a file, and
+times its cells once it is told to go, since other engines may start beside it. Writes one file per cell. Drafts are
+accepted at a given rate, whatever they are (``rejection_sample_method: synthetic``): what is timed is the work of a
+pass, whose cost does not depend on the weights, times the number of passes that an acceptance length means.
 """
 
 import json
@@ -15,15 +16,23 @@ from pathlib import Path
 from typing import Any
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 512
+MOST_TOKENS = 1024
 
 
 def main() -> None:
     """Start the engine and time its cells."""
-    order: dict[str, Any] = json.load(sys.stdin)
+    # What runs in vLLM's worker below is sent to it as a function.
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    import vllm.entrypoints.llm  # noqa: F401
+
+    order: dict[str, Any] = json.loads(sys.stdin.readline())
     begin = time.perf_counter()
     llm = _engine(order)
     started_s = time.perf_counter() - begin
     print(f"engine started in {started_s:.1f} s", flush=True)
+    Path(order["ready"]).touch()
+    if not sys.stdin.readline():
+        return
     about = {"engine": order["engine"], "started_s": round(started_s, 1), **_machine()}
     for concurrency in order["concurrency"]:
         _timed(llm, concurrency, seed=-1, output_tokens=64)  # warm, at the cell's own concurrency
@@ -41,8 +50,6 @@ def main() -> None:
 
 
 def _engine(order: dict[str, Any]) -> Any:
-    # What runs in the worker below is sent to it as a function.
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     from vllm import LLM
 
     engine, most = order["engine"], max(order["concurrency"])
@@ -61,15 +68,25 @@ def _engine(order: dict[str, Any]) -> Any:
         speculative_config=speculation,
         load_format="dummy",
         dtype="bfloat16",
-        max_model_len=2 * (PROMPT_TOKENS + OUTPUT_TOKENS),
+        max_model_len=MOST_TOKENS,
         max_num_seqs=most,
         max_num_batched_tokens=max(8192, most * PROMPT_TOKENS),
-        gpu_memory_utilization=0.9,
+        gpu_memory_utilization=0.02,  # of what is free as it starts; its cache has a size of its own
         language_model_only=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
+        compilation_config={"cudagraph_capture_sizes": _graphs(order)},
         **order["engine_args"],
     )
+
+
+def _graphs(order: dict[str, Any]) -> list[int]:
+    """Return the numbers of tokens that a pass is captured for: a start captures each, vLLM's own list has 51.
+
+    Those of every concurrency, and of so many requests in between that the last ones of a cell are hardly padded.
+    """
+    most, each = max(order["concurrency"]), 1 + order["engine"]["num_speculative_tokens"]
+    return [each * requests for requests in sorted({1, 2, 4, *range(8, most + 1, 4), *order["concurrency"]})]
 
 
 def _accept(llm: Any, length: float, tokens: int) -> None:
@@ -105,6 +122,7 @@ def _timed(llm: Any, concurrency: int, *, seed: int, output_tokens: int) -> dict
         "output_tokens": produced,
         "tokens_per_s": round(produced / wall_s, 2),
         "median_ttft_s": round(statistics.median(ttft), 5) if ttft else None,
+        "last_ttft_s": round(max(ttft), 5) if ttft else None,  # far behind the median: not all ran at once
         **counted,
     }
 

@@ -1,6 +1,6 @@
-"""Make benchmarks/H200.md of the cells that tools/gpu/run.py has timed.
+"""Make benchmarks/H200.md, and the table in README.md, of the cells that tools/gpu/run.py has timed.
 
-python tools/gpu/table.py benchmarks/results/h200 --out benchmarks/H200.md
+python tools/gpu/table.py benchmarks/results/h200 --out benchmarks/H200.md --readme README.md
 """
 
 import argparse
@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from run import METHODS, WORKLOADS
+from shapes import DRAFTERS
+
 Cells = dict[tuple[str, str, str, str, int], dict[str, Any]]
 """Model, precision, method with its budget, workload ("any" for plain decoding), concurrency -> a cell."""
 
-_PRECISIONS = ("bf16", "mxfp4")
+PRECISIONS = ("bf16", "mxfp4")
+BEGIN, END = "<!-- tools/gpu/table.py writes from here -->", "<!-- to here -->"
 
 
 def main() -> None:
@@ -21,13 +25,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--readme", type=Path, help="a file with the marks between which the short table goes")
     options = parser.parse_args()
-    cells = _read(options.results)
-    options.out.write_text("\n".join(_page(cells)) + "\n")
+    cells = read(options.results)
+    options.out.write_text("\n".join(page(cells)) + "\n")
     print(f"written to {options.out}")
+    if options.readme:
+        options.readme.write_text(with_table(options.readme.read_text(), cells))
+        print(f"written into {options.readme}")
 
 
-def _read(directory: Path) -> Cells:
+def with_table(text: str, cells: Cells) -> str:
+    """Return a text with the short table between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"error: no place for the table\n  -> mark it: {BEGIN} and {END}")
+    return "\n".join([before + BEGIN, *_short(cells), END]) + after
+
+
+def _short(cells: Cells) -> Iterator[str]:
+    """Yield medians by model, workload and method, over plain decoding of bf16."""
+    concurrencies = sorted({key[4] for key in cells})
+    yield "| model, workload | method | target | " + " | ".join(f"{c} in flight" for c in concurrencies) + " |"
+    yield "|---|---|---|" + "---|" * len(concurrencies)
+    for model, workload in dict.fromkeys((key[0], key[3]) for key in cells if key[3] != "any"):
+        mine = sorted({key[2] for key in cells if key[0] == model and key[3] in ("any", workload)}, key=_order)
+        for method in mine:
+            for precision in PRECISIONS:
+                row = [_median(_cell(cells, model, precision, method, workload, c)) for c in concurrencies]
+                plain = [_median(_cell(cells, model, "bf16", "ar", "any", c)) for c in concurrencies]
+                if any(row):
+                    shown = [_ratio(rate, base) for rate, base in zip(row, plain, strict=True)]
+                    yield f"| {model}, {workload} | {method} | {precision} | {' | '.join(shown)} |"
+
+
+def _median(cell: dict[str, Any] | None) -> float | None:
+    return None if cell is None else statistics.median(repeat["tokens_per_s"] for repeat in cell["repeats"])
+
+
+def _ratio(rate: float | None, base: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{_digits(rate)} ({rate / base:.2f}x)" if base else _digits(rate)
+
+
+def read(directory: Path) -> Cells:
+    """Return the cells of a directory; ends the process if there are none."""
     found: Cells = {}
     for path in sorted(directory.glob("*.json")):
         cell = json.loads(path.read_text())
@@ -39,7 +83,8 @@ def _read(directory: Path) -> Cells:
     return found
 
 
-def _page(cells: Cells) -> Iterator[str]:
+def page(cells: Cells) -> Iterator[str]:
+    """Yield the page: what was timed and how, a table per model and workload, what was not timed."""
     first = next(iter(cells.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
     yield "# Published cells on one GPU: real shapes, made-up weights\n"
@@ -50,12 +95,33 @@ def _page(cells: Cells) -> Iterator[str]:
         "(`rejection_sample_method: synthetic`): speeds are those of the shapes, acceptance is not measured here. "
         "MXFP4 is weight-only, on Marlin's kernels. As many requests as the concurrency are sent at once, all of one "
         "length. Output tokens per second of wall clock, prefill included: median (range) of the repeats; in brackets "
-        "over plain decoding of the same precision, and for MXFP4 also over that of bf16.\n"
+        "over plain decoding of the same precision, and for MXFP4 also over that of bf16. Where the GPU has no room "
+        "for all requests at once, as many as it has: with speculation each has K + 1 states of every gated DeltaNet.\n"
     )
     for model in dict.fromkeys(key[0] for key in cells):
         workloads = [w for w in dict.fromkeys(key[3] for key in cells if key[0] == model) if w != "any"]
         for workload in workloads:
             yield from _table(cells, model, workload)
+    yield from _missing(cells)
+
+
+def _missing(cells: Cells) -> Iterator[str]:
+    """Say which arms were not timed, and which cells have fewer repeats than they should."""
+    there = {(model, precision, method, workload) for model, precision, method, workload, _ in cells}
+    yield "## Not timed yet\n"
+    for model in DRAFTERS:
+        for workload in WORKLOADS:
+            arms = [(m, p) for m in METHODS for p in PRECISIONS if m != "ar" or workload == WORKLOADS[0]]
+            left = [f"{m} {p}" for m, p in arms if (model, p, m, "any" if m == "ar" else workload) not in there]
+            if left:
+                said = "everything" if len(left) == len(arms) else ", ".join(left)
+                yield f"- {model}, {workload}: {said}"
+    short = [
+        f"- {' '.join(map(str, key[:3]))}, {key[4]} in flight: {len(cell['repeats'])} repeats only"
+        for key, cell in cells.items()
+        if not cell["finished"]
+    ]
+    yield "\n".join(["", *short]) if short else ""
 
 
 def _table(cells: Cells, model: str, workload: str) -> Iterator[str]:
@@ -65,7 +131,7 @@ def _table(cells: Cells, model: str, workload: str) -> Iterator[str]:
     yield "| method | length asked, measured | target | " + " | ".join(f"c{c} tok/s" for c in concurrencies) + " |"
     yield "|---|---|---|" + "---|" * len(concurrencies)
     for method in sorted({key[2] for key in mine}, key=_order):
-        for precision in _PRECISIONS:
+        for precision in PRECISIONS:
             row = [_cell(cells, model, precision, method, workload, c) for c in concurrencies]
             there = [cell for cell in row if cell is not None]
             if there:
@@ -97,6 +163,8 @@ def _speed(cells: Cells, cell: dict[str, Any] | None, model: str, precision: str
         return "-"
     rates = [repeat["tokens_per_s"] for repeat in cell["repeats"]]
     text = f"{_digits(statistics.median(rates))} ({_digits(min(rates))}–{_digits(max(rates))})"
+    if any(_waited(repeat) for repeat in cell["repeats"]):
+        text += f", {cell['room_for']:.0f} at once"
     ratios = []
     for base in dict.fromkeys((precision, "bf16")):
         plain = _cell(cells, model, base, "ar", "any", c)
@@ -104,6 +172,12 @@ def _speed(cells: Cells, cell: dict[str, Any] | None, model: str, precision: str
             over = statistics.median(repeat["tokens_per_s"] for repeat in plain["repeats"])
             ratios.append(f"{statistics.median(rates) / over:.2f}x")
     return f"{text} [{', '.join(ratios)}]" if ratios else text
+
+
+def _waited(repeat: dict[str, Any]) -> bool:
+    """Whether some requests had no room before others had ended."""
+    last, median = repeat.get("last_ttft_s"), repeat.get("median_ttft_s")
+    return bool(last and median and last > 2 * median)
 
 
 def _digits(rate: float) -> str:

@@ -1,0 +1,215 @@
+"""tools/gpu: cells are timed by engines that are started together and timed alone, and shown with what they lack."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools" / "gpu"))
+
+import run  # noqa: E402
+import table  # noqa: E402
+
+VLLM = '''
+"""A stand-in for vLLM: answers at once, accepts what it is told, notes when it works."""
+import json, os, sys, time
+__version__ = "0.25.1"
+from types import SimpleNamespace as Some
+
+class SamplingParams:
+    def __init__(self, **how):
+        self.tokens = how["max_tokens"]
+
+def note(what, name):
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(json.dumps([time.time(), what, name]) + "\\n")
+
+class LLM:
+    def __init__(self, model, speculative_config, kv_cache_memory_bytes, max_num_seqs, **how):
+        self.name = os.path.basename(model) + "-" + str(speculative_config and speculative_config["method"])
+        if self.name == os.environ.get("FAILS"):
+            raise RuntimeError("CUDA out of memory")
+        self.rates = Some(copy_=lambda new: setattr(self, "length", 1 + sum(chain(new))), new_tensor=list)
+        self.length, self.drafts, self.accepted = 1.0, 0, 0
+        self.llm_engine = Some(model_config=Some(get_vocab_size=lambda: 1000))
+        print("Maximum concurrency for 1,024 tokens per request: 26.31x")
+        note("started", self.name)
+
+    def generate(self, prompts, sampling, use_tqdm):
+        note("begins", self.name)
+        time.sleep(0.05)
+        drafts = round(len(prompts) * sampling.tokens / self.length)
+        self.drafts += drafts
+        self.accepted += round(drafts * (self.length - 1))
+        note("ends", self.name)
+        slow = 9.0 if len(prompts) > 26 else 1.0
+        return [
+            Some(outputs=[Some(token_ids=[0] * sampling.tokens)], metrics=Some(first_token_latency=[1.0, slow][i > 26]))
+            for i in range(len(prompts))
+        ]
+
+    def get_metrics(self):
+        names = {"drafts": self.drafts, "accepted_tokens": self.accepted}
+        return [Some(name=f"vllm:spec_decode_num_{name}", value=value) for name, value in names.items()]
+
+    def collective_rpc(self, function, args):
+        sampler = Some(synthetic_conditional_rates=self.rates)
+        return [function(Some(model_runner=Some(rejection_sampler=sampler)), *args)]
+
+def chain(rates):
+    kept = 1.0
+    for rate in rates:
+        kept *= rate
+        yield kept
+'''
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    place = tmp_path_factory.mktemp("vllm")
+    (place / "vllm" / "entrypoints").mkdir(parents=True)
+    (place / "vllm" / "__init__.py").write_text(VLLM)
+    (place / "vllm" / "entrypoints" / "__init__.py").touch()
+    (place / "vllm" / "entrypoints" / "llm.py").touch()
+    return {**os.environ, "PYTHONPATH": str(place)}
+
+
+def timed(environment: dict[str, str], place: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools/gpu/run.py"), "--out", "cells", "--work", "work", "--cache", "cache"]
+    env = environment | {"NOTES": str(place / "notes")} | more
+    return subprocess.run([*command, *words], cwd=place, env=env, capture_output=True, text=True, timeout=300)
+
+
+def cells(place: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in (place / "cells").glob("*.json")}
+
+
+DENSE = ("--models", "Qwen3.5-27B", "--workloads", "humaneval", "mt-bench")
+
+
+def test_engines_start_together_and_are_timed_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    done = timed(environment, tmp_path, *DENSE, "--methods", "ar", "mtp-3")
+    assert done.returncode == 0, done.stderr
+    found = cells(tmp_path)
+    assert len(found) == 2 * 3 + 2 * 2 * 3
+    mtp = found["Qwen3.5-27B-mxfp4-mtp-3-mt-bench-c8"]
+    assert mtp["finished"]
+    assert [repeat["output_tokens"] for repeat in mtp["repeats"]] == [8 * 512] * 3
+    for repeat in mtp["repeats"]:
+        assert 1 + repeat["accepted"] / repeat["drafts"] == pytest.approx(mtp["acceptance_length"], rel=0.01)
+    assert mtp["acceptance_length"] < found["Qwen3.5-27B-mxfp4-mtp-3-humaneval-c8"]["acceptance_length"]
+    assert mtp["room_for"] == 26.31
+    assert mtp["engine_args"]["kv_cache_memory_bytes"] > 1e9
+    notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+    names = [name for _, what, name in notes if what == "started"]
+    assert len(names) == 4
+    first = {"Qwen3.5-27B-bf16-None", "Qwen3.5-27B-mxfp4-None"}
+    assert set(names[:2]) == first, "both fit beside each other"
+    working = [name for _, what, name in notes if what == "begins"]
+    assert working.index(next(n for n in working if n in first)) == 0
+    begun: list[str] = []  # an engine's work is one stretch: no other works meanwhile
+    for _, what, name in notes:
+        if what == "begins" and (not begun or begun[-1] != name):
+            begun.append(name)
+    assert len(begun) == len(set(begun)) == 4
+    again = timed(environment, tmp_path, *DENSE, "--methods", "ar", "mtp-3")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert cells(tmp_path) == found
+
+
+def test_an_engine_that_fails_costs_only_itself(environment: dict[str, str], tmp_path: Path) -> None:
+    done = timed(environment, tmp_path, *DENSE, "--methods", "ar", "dflash-15", FAILS="Qwen3.5-27B-bf16-None")
+    assert done.returncode == 0, done.stderr
+    assert "Qwen3.5-27B-bf16-ar-0: exit code 1" in done.stdout
+    assert "CUDA out of memory" in done.stdout
+    assert not any(name.startswith("Qwen3.5-27B-bf16-ar") for name in cells(tmp_path))
+    assert len(cells(tmp_path)) == 3 + 2 * 2 * 3
+
+
+def test_what_was_timed_before_stays_as_it_is(environment: dict[str, str], tmp_path: Path) -> None:
+    timed(environment, tmp_path, *DENSE, "--methods", "ar", "--repeats", "1")
+    path = tmp_path / "cells/Qwen3.5-27B-bf16-ar-0-any-c1.json"
+    cut = json.loads(path.read_text()) | {"finished": False, "room_for": 7.0}
+    path.write_text(json.dumps(cut))
+    done = timed(environment, tmp_path, *DENSE, "--methods", "ar", FAILS="Qwen3.5-27B-bf16-None")
+    assert "exit code 1" in done.stdout
+    assert json.loads(path.read_text()) == cut
+    late = timed(environment, tmp_path, *DENSE, "--methods", "ar", "--seconds", "1")
+    assert "not started" in late.stdout
+
+
+def test_engines_fit_into_the_memory_together() -> None:
+    options = argparse.Namespace(
+        models=["Qwen3.5-27B", "Qwen3.5-35B-A3B"],
+        precisions=["bf16", "mxfp4"],
+        methods=list(run.METHODS),
+        workloads=["humaneval"],
+        concurrency=[1, 8, 32],
+        memory=150.7,
+        published=run.PUBLISHED,
+        work=Path("nowhere"),
+        out=Path("nowhere"),
+    )
+    engines = list(run._engines(options))
+    assert len(engines) == 2 * 7 * 2
+    groups = list(run._groups(engines, 0.95 * 150.7e9))
+    assert sorted(engine.name for group in groups for engine in group) == sorted(engine.name for engine in engines)
+    assert all(sum(engine.bytes for engine in group) <= 0.95 * 150.7e9 for group in groups)
+    assert groups[0][0].name == "Qwen3.5-27B-bf16-ar-0"
+    assert len(groups) < len(engines)
+    (large,) = [engine for engine in engines if engine.name == "Qwen3.5-27B-bf16-dflash-15"]
+    assert large.weights == pytest.approx(59e9, rel=0.02), "27B and a drafter of 2B in bfloat16"
+    assert large.cache < 32 * 16 * 48 * 48 * 128 * 128 * 4 * 1.15, "32 requests do not fit"
+
+
+def cell(method: str, k: int, workload: str, concurrency: int, rates: list[float], **more: Any) -> dict[str, Any]:
+    repeats = [{"tokens_per_s": r, "drafts": 10 * k, "accepted": 30, "median_ttft_s": 0.7, **more} for r in rates]
+    return {
+        "engine": {"model": "Qwen3.5-27B", "precision": "bf16", "method": method, "num_speculative_tokens": k},
+        "workload": workload,
+        "concurrency": concurrency,
+        "acceptance_length": 4.0 if k else None,
+        "repeats": repeats,
+        "finished": len(rates) == 3,
+        "room_for": 26.3,
+        "gpu": "GPU",
+        "versions": {"vllm": "1"},
+        "prompt_tokens": 256,
+        "output_tokens": 512,
+    }
+
+
+def test_the_page_has_ratios_who_waited_and_what_is_missing(tmp_path: Path) -> None:
+    made = [
+        cell("ar", 0, "any", 32, [100.0, 110.0, 120.0]),
+        cell("dflash", 15, "humaneval", 32, [210.0, 220.0, 231.0], last_ttft_s=4.4),
+        cell("dflash", 15, "humaneval", 1, [20.0], last_ttft_s=0.7),
+    ]
+    for number, one in enumerate(made):
+        (tmp_path / f"{number}.json").write_text(json.dumps(one))
+    text = "\n".join(table.page(table.read(tmp_path)))
+    assert "| dflash-15 | 4.000, 1.200 | bf16 | 20.0 (20.0–20.0) | 220.0 (210.0–231.0), 26 at once [2.00x] |" in text
+    assert "- Qwen3.5-27B bf16 dflash-15, 1 in flight: 1 repeats only" in text
+    assert "- Qwen3.5-27B, gsm8k: everything" in text
+    (left,) = [line for line in text.splitlines() if line.startswith("- Qwen3.5-27B, humaneval: ")]
+    assert "ar mxfp4" in left
+    assert "dflash-15 mxfp4" in left
+    assert "ar bf16" not in left
+    assert "dflash-15 bf16" not in left
+    with pytest.raises(SystemExit, match="no cells in"):
+        table.read(tmp_path / "none")
+    with pytest.raises(SystemExit, match="no place for the table"):
+        table.with_table("text", table.read(tmp_path))
+
+
+def test_pages_are_those_of_the_committed_cells() -> None:
+    committed = table.read(ROOT / "benchmarks/results/h200")
+    assert (ROOT / "benchmarks/H200.md").read_text() == "\n".join(table.page(committed)) + "\n"
+    readme = (ROOT / "README.md").read_text()
+    assert table.with_table(readme, committed) == readme
