@@ -228,3 +228,17 @@ def test_a_run_of_servers_lacks_whole_cells(tmp_path: Path) -> None:
     assert "Not complete" not in printed(path, 80)
     shutil.rmtree(next((path / "cells").glob("mxfp4-dflash-*-c4-*")))
     assert "Not complete: 7 of 8 cells so far." in printed(path, 80)
+    assert "Nothing yet" not in printed(path, 80)
+
+
+def test_what_is_not_measured_yet_has_no_rows(tmp_path: Path) -> None:
+    path = serve(tmp_path / "run", server_plan())
+    for cell in (path / "cells").glob("*-dflash-*"):
+        shutil.rmtree(cell)
+    text = printed(path, 80)
+    assert "Nothing yet of bf16 dflash-3, mxfp4 dflash-3." in " ".join(text.split())
+    assert "Acceptance" not in text
+    assert "tokens per second" in text.lower()
+    for cell in (path / "cells").glob("mxfp4-*"):
+        shutil.rmtree(cell)
+    assert not re.search("^.*mxfp4", printed(path, 80).split("Not complete")[0], re.MULTILINE)

@@ -111,13 +111,24 @@ class Summary:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the targets of the run, bf16 first."""
-        return tuple(target for target in TARGETS if any(arm.target == target for arm in self.run.arms))
+        """Return the targets that have results, bf16 first."""
+        return tuple(target for target in TARGETS if any(arm.target == target for arm in self._measured))
 
     @property
     def configurations(self) -> tuple[str, ...]:
-        """Return method and budget of the speculative arms, as ``dflash-15``."""
-        return tuple(dict.fromkeys(arm.configuration for arm in self.run.arms if arm.method != "ar"))
+        """Return method and budget of the speculative arms that have results, as ``dflash-15``."""
+        return tuple(dict.fromkeys(arm.configuration for arm in self._measured if arm.method != "ar"))
+
+    @property
+    def missing(self) -> tuple[Arm, ...]:
+        """Return the arms that have no results yet."""
+        return tuple(arm for arm in self.run.arms if arm not in self._measured)
+
+    @property
+    def _measured(self) -> list[Arm]:
+        """Arms with results, in the order of the run."""
+        there = {cell.arm for cell in self.cells}
+        return [arm for arm in self.run.arms if arm in there]
 
     @property
     def workloads(self) -> tuple[str, ...]:

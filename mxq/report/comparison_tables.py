@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +18,7 @@ from mxq.report.whole import print_whole
 from mxq.stats import Interval, Verdict
 
 ALL = "all"
+_Field = Literal["quantity", "configuration"]
 _WIDE = 110
 _ZERO = re.compile(r"\b0(?=\.)")
 _LABEL = 8
@@ -159,21 +161,23 @@ def _verdict(comparison: Comparison) -> Iterator[Text]:
         yield quoted(f"(base: {base}; new: {new})")
     if verdict is None:
         return
-    unknown = [one for one in comparison.missing if one.quantity == ACCEPTANCE]
-    for name, groups in (("quantity", comparison.by_quantity), ("configuration", comparison.by_configuration)):
-        for value, said in groups.items():
-            counted = Counter(row.adjusted for row in comparison.rows if getattr(row, name) == value)
-            without = sum(getattr(one, name) == value for one in unknown)
-            yield Text.assemble(quoted(f"  {value}: "), (str(said), _STYLES[said]), f" ({_of(counted, without)})")
+    groups: tuple[tuple[_Field, dict[str, Verdict]], ...]
+    groups = ("quantity", comparison.by_quantity), ("configuration", comparison.by_configuration)
+    for name, verdicts in groups:
+        for value, said in verdicts.items():
+            rows = told(comparison, name, value)
+            yield Text.assemble(quoted(f"  {value}: "), (str(said), _STYLES[said]), f" ({rows})")
 
 
-def _of(counted: Counter[Verdict], without: int) -> str:
-    """Return how many rows say what, and how many have no interval."""
+def told(comparison: Comparison, field: _Field, value: str) -> str:
+    """Return how many rows of a quantity or configuration say what, and how many lengths have no interval."""
+    counted = Counter(row.adjusted for row in comparison.rows if getattr(row, field) == value)
+    without = sum(one.quantity == ACCEPTANCE and getattr(one, field) == value for one in comparison.missing)
     rows = counted.total()
-    told = ", ".join(f"{count} {kind}" for kind in Verdict if (count := counted[kind]))
+    kinds = ", ".join(f"{count} {kind}" for kind in Verdict if (count := counted[kind]))
     if without:
-        return f"{told}, {without} without an interval" if told else f"{without} without an interval"
-    return "1 row" if rows == 1 else f"all {rows} rows" if len(counted) == 1 else f"{rows} rows: {told}"
+        return f"{kinds}, {without} without an interval" if kinds else f"{without} without an interval"
+    return "1 row" if rows == 1 else f"all {rows} rows" if len(counted) == 1 else f"{rows} rows: {kinds}"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:

@@ -194,6 +194,8 @@ def notes(summary: Summary) -> Iterator[str]:
     cells = summary.run.cells
     if not summary.run.finished:
         yield f"Not complete: {sum(cell.finished for cell in cells)} of {len(cells)} cells so far."
+    if summary.missing:
+        yield f"Nothing yet of {', '.join(arm.label for arm in summary.missing)}."
     for workload, count in summary.conversations.items():
         yield (
             f"{workload} has conversations ({count}): each turn counts as a request. Later turns are sent behind the "

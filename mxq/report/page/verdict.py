@@ -1,13 +1,12 @@
 """What a report begins with: the verdict of a comparison, and the changes with the intervals that it rests on."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 from mxq.analysis.changes import ACCEPTANCE, SPEED, SURVIVAL, Quantity
 from mxq.analysis.comparison import Comparison
 from mxq.analysis.rows import Row
 from mxq.report import gallery
-from mxq.report.comparison_tables import done
+from mxq.report.comparison_tables import done, told
 from mxq.report.page.content import NONE, Cell, Grid, Section, Tone, Verdict, cells
 from mxq.report.pictures import Panel, Picture, Point, Series
 from mxq.stats import Verdict as Said
@@ -29,7 +28,10 @@ def verdict_of(comparison: Comparison) -> Verdict:
         return Verdict("No verdict", "", "No change has an interval; the table below says why.")
     so_far = "" if comparison.finished else "So far, of a run that is not complete: "
     sides = f"{so_far}{comparison.new_label} against {comparison.base_label}"
-    said = "; ".join(_quantity(comparison, quantity) for quantity in comparison.by_quantity)
+    said = "; ".join(
+        f"{quantity} {verdict} ({told(comparison, 'quantity', quantity)})"
+        for quantity, verdict in comparison.by_quantity.items()
+    )
     return Verdict(str(comparison.verdict).capitalize(), _tone(comparison.verdict), f"{sides}. {_capital(said)}.")
 
 
@@ -72,16 +74,6 @@ def _closing(comparison: Comparison) -> Iterator[str]:
             yield f"Not all prompts: {workload} with {used} of {total}."
     yield from comparison.notes
     yield done(comparison).replace("'all'", f"'{ALL}'")
-
-
-def _quantity(comparison: Comparison, quantity: str) -> str:
-    """Return what the rows of a quantity say, and how many of them."""
-    counted = Counter(row.adjusted for row in comparison.rows if row.quantity == quantity)
-    total = counted.total()
-    if len(counted) == 1:
-        return f"{quantity} {comparison.by_quantity[quantity]} in {f'all {total} rows' if total > 1 else 'its row'}"
-    told = ", ".join(f"{count} {verdict}" for verdict in Said if (count := counted[verdict]))
-    return f"{quantity} {comparison.by_quantity[quantity]} (of {total} rows {told})"
 
 
 def _grids(comparison: Comparison, quantity: Quantity) -> Iterator[Grid]:
