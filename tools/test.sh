@@ -46,8 +46,10 @@ cd "$ROOT"
 check ruff check mxq tests tools notebooks
 check ruff format --check mxq tests tools notebooks
 check mypy
-# A file stays in one process, for what its tests share. More than four processes want more memory than a laptop has.
-check tests pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+# A file stays in one process, for what its tests share. One process more than processors, since many tests wait for
+# others; more than four want more memory than a laptop has.
+processes=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+check tests pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder \
   ${select[@]+"${select[@]}"}
 
 if [[ ${#select[@]} -gt 0 ]]; then
