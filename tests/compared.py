@@ -40,5 +40,5 @@ def compared_run(
     path: Path, change: Change = SAME, *, plan: Plan | None = None, mxfp4: str | None = "native", **options: Any
 ) -> Run:
     """Fill a run directory and read it; ``options`` are those of :func:`served.server_plan`."""
-    asked: dict[str, Any] = {"concurrencies": (1,), "prompts": 24} | options
+    asked: dict[str, Any] = {"concurrencies": (1,), "prompts": 24, "repeats": 2} | options
     return read_run(serve(path, plan or server_plan(**asked), change=change, mxfp4=mxfp4))

@@ -46,7 +46,7 @@ def pooled(run: Run, target: str, workload: str = "sums") -> float:
 
 
 def test_numbers_are_those_of_the_records(tmp_path: Path) -> None:
-    run = compared_run(tmp_path / "run", losing(0.1, faster=1.25))
+    run = compared_run(tmp_path / "run", losing(0.1, faster=1.25), repeats=1)
     found = compare(run)
     length, survival = row(found, "acceptance length"), row(found, "survival")
     assert (length.base.estimate, length.new.estimate) == pytest.approx((pooled(run, "bf16"), pooled(run, "mxfp4")))
@@ -152,7 +152,7 @@ def test_side_by_side_speed_is_over_repeats(tmp_path: Path) -> None:
     found = compare(run)
     several = row(found, "tokens per second", concurrency=4)
     assert (several.repeats, several.adjusted, several.decides) == (3, Verdict.IMPROVED, None)
-    once = compare(compared_run(tmp_path / "once", losing(0.0, faster=1.1), concurrencies=(1, 4)))
+    once = compare(compared_run(tmp_path / "once", losing(0.0, faster=1.1), concurrencies=(1, 4), repeats=1))
     assert {r.concurrency for r in once.rows} == {1}
     missing = [m for m in once.missing if m.why == ONE_REPEAT]
     assert {(m.configuration, m.concurrency) for m in missing} == {("ar", 4), ("dflash-3", 4)}
@@ -543,10 +543,16 @@ def test_what_the_intervals_of_speed_do_not_have_is_said(tmp_path: Path) -> None
     def said(*runs: Run) -> str:
         return " ".join(compare(*runs).notes)
 
-    once, twice = compared_run(tmp_path / "once"), compared_run(tmp_path / "twice", repeats=2)
-    assert "from one start to the next" in said(once)
+    once, twice = (compared_run(tmp_path / str(n), losing(0.0, faster=1.25), repeats=n) for n in (1, 2))
+    assert "from one start to the next is in no interval of tokens per second, and nothing is decided" in said(once)
     assert "from one start to the next" not in said(twice)
     assert "measured at two times" in said(once, compared_run(tmp_path / "again"))
+    quick = row(compare(twice), "tokens per second")
+    assert (quick.verdict, quick.adjusted) == (Verdict.IMPROVED, Verdict.IMPROVED)
+    unsure = row(compare(once), "tokens per second")
+    assert unsure.change.lower > 0.2
+    assert (unsure.verdict, unsure.adjusted, unsure.decides) == (Verdict.UNDECIDED, Verdict.UNDECIDED, None)
+    assert row(compare(once), "acceptance length").adjusted == Verdict.PRESERVED
 
 
 def test_what_cannot_be_paired_says_what_is_there(tmp_path: Path) -> None:

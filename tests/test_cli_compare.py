@@ -107,7 +107,7 @@ def test_undecided_rows_and_cells_without_any_fail_a_gate_for_them(tmp_path: Pat
     few = compared_run(tmp_path / "few", prompts=8).path
     assert mxq(few).exit_code == mxq(few, "--fail-on", "degraded").exit_code == 0
     assert "acceptance length of dflash-3 on sums" in mxq(few, "--fail-on", "undecided").stderr
-    once = compared_run(tmp_path / "once", concurrencies=(1, 4)).path
+    once = compared_run(tmp_path / "once", concurrencies=(1, 4), repeats=1).path
     result = mxq(once, "--fail-on", "undecided")
     assert result.exit_code == 3
     assert "tokens per second of ar on sums, 4 in flight (one repeat" in result.stderr
@@ -142,7 +142,7 @@ def test_contradictions_withhold_the_verdict(tmp_path: Path) -> None:
         made.counters["requests"] += cell.arm.label == "bf16 ar"
         return None
 
-    path = compared_run(tmp_path / "run", change).path
+    path = compared_run(tmp_path / "run", change, repeats=1).path
     for more in ([], ["--json"], ["--fail-on", "degraded"]):
         result = mxq(path, *more)
         assert result.exit_code == 3
@@ -255,7 +255,7 @@ def test_a_sweep_of_numbers_that_contradict_each_other_ends_with_3(tmp_path: Pat
     def change(cell: Cell, made: ServedCell) -> None:
         made.counters["requests"] += 1
 
-    path = compared_run(tmp_path / "run", change).path
+    path = compared_run(tmp_path / "run", change, repeats=1).path
     for more in (["--sweep"], ["--published", "--json"]):
         result = mxq(path, *more)
         assert result.exit_code == 3

@@ -4,7 +4,8 @@
   of the first repeat, at the fewest requests in flight that both sides were measured with: greedy answers do not
   change, and the same answers again are no more evidence.
 * Tokens per second: relative change; with one request in flight over prompts, with several over repeats, since requests
-  that run side by side are not evidence each by itself.
+  that run side by side are not evidence each by itself. Of servers that measured each arm once nothing is decided: what
+  changed from one arm's time to the other's is no noise of prompts.
 * Of each configuration with several workloads also their mean, workloads weighing alike, prompts drawn within each.
 """
 
@@ -16,7 +17,7 @@ from mxq.analysis import alike, changes, evidence, lengths
 from mxq.analysis.alike import Unlike
 from mxq.analysis.changes import ACCEPTANCE, NO_PARTNER, SPEED, Change, Missing
 from mxq.analysis.pairs import Pair, Side, aligned, cells_of, pairs, side
-from mxq.analysis.rows import Row, by, judged, together
+from mxq.analysis.rows import Row, by, judged, together, undecided
 from mxq.analysis.summary import Summary, summarise
 from mxq.errors import MxqError, UsageError
 from mxq.evaluate import Run
@@ -133,6 +134,8 @@ def compare(
     made, notes = changes.of_pairs(kept, resampling, apart=apart)
     withheld = _withheld(summaries)
     rows = judged([one for one in made if isinstance(one, Change)], margins, resampling)
+    if base.info["definition"]["engine"] == VLLM:
+        rows = tuple(undecided(row) if _measured_once(row) else row for row in rows)
     missing = [one for one in made if isinstance(one, Missing)]
     decided = rows if withheld is None else ()
     unknown = [one for one in missing if one.quantity == ACCEPTANCE] if decided else []
@@ -205,6 +208,11 @@ def _same_workloads(run: Run, compared: Collection[str | None]) -> list[list[str
     return [several for several in names.values() if len(several) > 1]
 
 
+def _measured_once(row: Row) -> bool:
+    """Whether a row is of speeds that were measured once, one request at a time: several have no interval then."""
+    return row.quantity == SPEED and row.concurrency == 1 and row.repeats == 1
+
+
 def _notes(rows: Sequence[Row], kept: Sequence[Pair], summaries: Sequence[Summary]) -> Iterator[str]:
     for summary in summaries:
         cells = summary.run.cells
@@ -235,11 +243,11 @@ def _notes(rows: Sequence[Row], kept: Sequence[Pair], summaries: Sequence[Summar
     if any(row.prompts < ENOUGH and (row.quantity != SPEED or row.concurrency == 1) for row in rows):
         yield f"With fewer than {ENOUGH} prompts nothing is decided: so few are no sample of what people ask."
     one_at_a_time = [row for row in rows if row.quantity == SPEED and row.concurrency == 1]
-    apart = summaries[0].run.info["definition"]["engine"] == VLLM and any(row.repeats == 1 for row in one_at_a_time)
+    apart = summaries[0].run.info["definition"]["engine"] == VLLM and any(map(_measured_once, rows))
     if one_at_a_time and len(summaries) == 2:
         yield "Two runs were measured at two times: what changed in between is in no interval of tokens per second."
     elif one_at_a_time and apart:
         yield (
             "Each arm was measured once, by a server of its own: what changed from one start to the next is in no "
-            "interval of tokens per second. --repeats has arms take turns."
+            "interval of tokens per second, and nothing is decided by them. --repeats 3 has arms take turns."
         )

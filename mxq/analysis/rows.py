@@ -6,7 +6,7 @@ that allows no interval is undecided.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mxq.analysis.changes import ACCEPTANCE, SPEED, SURVIVAL, Change, Missing, Quantity
@@ -115,6 +115,11 @@ def judged(made: Sequence[Change], margins: Margins, resampling: Resampling) -> 
                 )
             )
     return tuple(rows)
+
+
+def undecided(row: Row) -> Row:
+    """Return a row whose interval leaves out something that no number of prompts would bring in."""
+    return replace(row, verdict=Verdict.UNDECIDED, adjusted=Verdict.UNDECIDED, decides=None)
 
 
 def telling(difference: Band, margin: float) -> int:
