@@ -221,6 +221,10 @@ URL = "bf16 ar=http://host:8000"
         (("--engine", "vllm", "--hardware", "cpu", "--env", "VLLM_API_KEY=x"), "VLLM_API_KEY is not for --env"),
         (("--engine", "vllm", "--hardware", "cpu", "--engine-arg", "api_key=x"), "api-key is not for --engine-arg"),
         (("--engine", "vllm", "--hardware", "cpu", "--engine-arg", "port=1"), "port is not for --engine-arg"),
+        (
+            ("--engine", "vllm", "--hardware", "cpu", "--engine-arg", "enable-prefix-caching"),
+            "enable-prefix-caching is not for --engine-arg",
+        ),
         (("--engine", "vllm", "--base-url", "bf16 dflash=http://x"), "--base-url 'bf16 dflash=http://x'"),
         (("--engine", "vllm", "--base-url", "bf16 ar"), "--base-url 'bf16 ar'"),
         (("--engine", "vllm", "--base-url", URL, "--base-url", URL), "an arm has two servers"),

@@ -21,6 +21,7 @@ _ELSEWHERE = {
     "api-key": f"put the key into {_KEY}: a command is recorded",
     "served-model-name": "servers that are started here serve a model under its own name",
     "disable-log-stats": "what a server counts is needed",
+    "enable-prefix-caching": "prompts are measured more than once: a cached one would take no time to its first token",
     "port": "each server that is started here gets a free one",
     "host": "servers that are started here are on this machine; those elsewhere are for --base-url",
     "model": "give it as --bf16 or --mxfp4",
