@@ -230,6 +230,8 @@ def test_a_cell_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
         ({"wall_s": 10**400}, "does not hold what is noted there"),
         ({"checks": [{"name": "odd", "ok": "no", "detail": "said"}]}, "a check without a result"),
         ({"checks": [{"name": 1, "ok": None, "detail": "said"}]}, "a check without a result"),
+        ({"lost": True}, "does not say which servers were lost, but True"),
+        ({"lost": [5]}, "does not say which servers were lost"),
     ],
 )
 def test_notes_of_a_cell_that_cannot_be_are_an_error(tmp_path: Path, noted: dict[str, Any], words: str) -> None:

@@ -406,7 +406,19 @@ def test_reading_a_run_that_describes_nothing(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"format": 2, "definition": {}}))
     with pytest.raises(MxqError, match="not a run's description"):
         read_run(tmp_path)
-    valid: dict[str, Any] = {"format": 2, "definition": {"workloads": []}, "cells": {}}
+    models: dict[str, Any] = {"targets": {"bf16": {"fingerprint": {}}}, "drafter": None}
+    valid: dict[str, Any] = {"format": 2, "definition": {"workloads": []} | models, "cells": {}}
+    targets: list[Any] = [0, {"bf16": None}, {"bf16": 1e308}, {"bf16": {"a": 1}}]
+    for wrong in (*({"targets": one} for one in targets), {"drafter": {"a": 1}}):
+        (tmp_path / "run.json").write_text(json.dumps(valid | {"definition": valid["definition"] | wrong}))
+        with pytest.raises(MxqError, match="not a run's description"):
+            read_run(tmp_path)
+    for arm in ({"num_speculative_tokens": [1]}, {"method": {"a": 1}}, {"target": 5}):
+        cell_of: dict[str, Any] = {"arm": {"target": "bf16", "method": "ar"} | arm}
+        cells = {"key": cell_of | {"workload": "a", "concurrency": 1, "repeat": 0}}
+        (tmp_path / "run.json").write_text(json.dumps(valid | {"cells": cells}))
+        with pytest.raises(MxqError, match="not a run's description"):
+            read_run(tmp_path)
     for cell in ({"workload": "a"}, {"workload": "a", "concurrency": [], "repeat": 0}, {"concurrency": 1, "x": 0}):
         cells = {"key": {"arm": {"target": "bf16", "method": "ar"}} | cell}
         (tmp_path / "run.json").write_text(json.dumps(valid | {"cells": cells}))

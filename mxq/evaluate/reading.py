@@ -85,6 +85,10 @@ def read_run(path: Path) -> Run:
         prompts = {workload["name"]: workload["prompts"] for workload in info["definition"]["workloads"]}
         if not all(isinstance(name, str) and type(number) is int for name, number in prompts.items()):
             raise TypeError("a workload without a name, or a number of prompts")
+        drafter = info["definition"]["drafter"]
+        for model in (*info["definition"]["targets"].values(), *([] if drafter is None else [drafter])):
+            if not isinstance(model["fingerprint"], dict):
+                raise TypeError("a model without a fingerprint")
         whole = info["definition"].get("engine") == VLLM
         twins = {name: _twins(path / "workloads" / f"{name}.jsonl") for name in prompts}
         cells = tuple(
@@ -122,6 +126,10 @@ def _read_cell(
 ) -> RecordedCell:
     if type(place["concurrency"]) is not int or type(place["repeat"]) is not int:
         raise TypeError("a cell without concurrency and repeat")
+    if type(arm.num_speculative_tokens) is not int or not all(
+        isinstance(name, str) for name in (arm.target, arm.method)
+    ):
+        raise TypeError("a cell without an arm")
     state = read_json(path / "cell.json") if (path / "cell.json").exists() else {}
     if state:
         _refuse_foreign(path, Cell(arm, **place, definition=state["definition"]), definition)
@@ -133,6 +141,9 @@ def _read_cell(
         damage = _damage(path / "records.jsonl", wrong, state if finished else {})
     ties = read_json(path / NEAR_TIES) if finished and (path / NEAR_TIES).exists() else {}
     facts = {name: value for name, value in state.items() if finished and name not in _DESCRIPTION}
+    lost = facts.get("lost", [])
+    if not isinstance(lost, list) or not all(isinstance(said, str) for said in lost):
+        raise MxqError(f"{path}/cell.json does not say which servers were lost, but {lost!r:.40}", "start a new run")
     return RecordedCell(
         arm,
         **place,
