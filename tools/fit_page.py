@@ -77,7 +77,7 @@ _END = """\
   sheet stands for all matrix products. Marlin is slower at 32 tokens than reading or multiplying alone explains.
 - Memory for activations and graphs, and what vLLM's blocks of one size leave unused: a few more requests may have to
   wait than the model thinks. With 32 requests and K 15, where each has 16 states of 150 MB, it has 2 of them wait on
-  H200 with bf16, where 6 did, and none with MXFP4, where none did.
+  H200 with bf16, where vLLM's log has room for 26 of 1,024 tokens, and none with MXFP4, where none did.
 - Operations of attention, of which only bytes count; the processor's time, but as part of the overheads; communication
   between GPUs: only one GPU is predicted.
 - MXFP4 activations: no cell with them was fitted on. B200 and MI355X are taken to read packed weights at the share of

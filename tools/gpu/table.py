@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from engine import MOST_TOKENS
 from run import METHODS, WORKLOADS
 from shapes import DRAFTERS
 
@@ -96,7 +97,9 @@ def page(cells: Cells) -> Iterator[str]:
         "MXFP4 is weight-only, on Marlin's kernels. As many requests as the concurrency are sent at once, all of one "
         "length. Output tokens per second of wall clock, prefill included: median (range) of the repeats; in brackets "
         "over plain decoding of the same precision, and for MXFP4 also over that of bf16. Where the GPU has no room "
-        "for all requests at once, as many as it has: with speculation each has K + 1 states of every gated DeltaNet.\n"
+        "for all requests at once, some wait until others have ended: with speculation each has K + 1 states of every "
+        f"gated DeltaNet. For how many there is room is what vLLM's log says of requests of {MOST_TOKENS} tokens; of "
+        "these shorter ones there may be for one or two more.\n"
     )
     for model in dict.fromkeys(key[0] for key in cells):
         workloads = [w for w in dict.fromkeys(key[3] for key in cells if key[0] == model) if w != "any"]
@@ -164,7 +167,8 @@ def _speed(cells: Cells, cell: dict[str, Any] | None, model: str, precision: str
     rates = [repeat["tokens_per_s"] for repeat in cell["repeats"]]
     text = f"{_digits(statistics.median(rates))} ({_digits(min(rates))}–{_digits(max(rates))})"
     if any(_waited(repeat) for repeat in cell["repeats"]):
-        text += f", {cell['room_for']:.0f} at once"
+        room = cell.get("room_for")
+        text += ", some waited" + (f" (room for {room:.0f})" if room else "")
     ratios = []
     for base in dict.fromkeys((precision, "bf16")):
         plain = _cell(cells, model, base, "ar", "any", c)
