@@ -63,6 +63,11 @@ def test_constants_are_found_again_from_cells_made_with_them() -> None:
     assert {name: found.constants[name] for name in true} == pytest.approx(true, rel=0.02)
 
 
+def test_what_is_fitted_is_the_best_with_what_it_is_predicted_with(machines: dict[str, Fitted]) -> None:
+    again = fit(machines["b200"], fit_hardware.SPEED)
+    assert again.constants == pytest.approx(machines["b200"].constants, rel=0.02)
+
+
 def test_a_cell_is_the_median_of_its_repeats(tmp_path: Path) -> None:
     repeats = [raw_cell()["repeats"][0] | {"tokens_per_s": rate} for rate in (440.0, 470.0, 450.0)]
     (tmp_path / "new.json").write_text(json.dumps(raw_cell(repeats=repeats)))

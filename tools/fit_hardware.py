@@ -89,8 +89,10 @@ def main() -> None:
 def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     """Return every machine by name, and MI355X once more for each figure that it could have been fitted on."""
     published = json.loads(PUBLISHED.read_text())
-    b200 = fit(opened("b200", measured.b200_cells(published)), SPEED)
-    h200 = fit(opened("h200", measured.read_cells(RESULTS / "h200")), (*SPEED, *REST), before=b200)
+    timed = fit_prompt(opened("h200", measured.read_cells(RESULTS / "h200")))
+    # B200 is fitted with what it is predicted with.
+    b200 = fit(carried(opened("b200", measured.b200_cells(published)), timed, ["prompt_ms"]), SPEED)
+    h200 = fit(timed, (*SPEED, "packed_share"), before=b200)
     start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *REST))
     mi355x = fit_overheads(start, start.on[0])
     mi300x = carried(opened("mi300x", []), mi355x, (*SPEED, *REST))
@@ -168,10 +170,6 @@ def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitt
     With ``before``, each is drawn towards that machine's by one residual for a factor of two; ``packed_share``, which
     no machine before has, towards 1.
     """
-    if "prompt_ms" in names:
-        over = [cell.ttft_s - prompt(one, cell) for cell in one.on if cell.ttft_s is not None]
-        one = one.with_constants({"prompt_ms": 1e3 * max(0.0, statistics.median(over))}, about(one))
-        names = [name for name in names if name != "prompt_ms"]
     middle = [(before or one).constants[name] for name in names]
 
     def residuals(logs: Any) -> list[float]:
@@ -192,6 +190,12 @@ def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitt
     )
     values = dict(zip(names, map(math.exp, solved.x), strict=True))
     return one.with_constants(values, about(one))
+
+
+def fit_prompt(one: Fitted) -> Fitted:
+    """Fit ``prompt_ms`` on times to the first token of the chosen cells."""
+    over = [cell.ttft_s - prompt(one, cell) for cell in one.on if cell.ttft_s is not None]
+    return one.with_constants({"prompt_ms": 1e3 * max(0.0, statistics.median(over))}, about(one))
 
 
 def about(one: Fitted) -> str:

@@ -26,13 +26,14 @@ measured, less one. The bounds were set before there was a model.
 """
 
 _CONSTANTS = """
-B200 is fitted first. A constant of H200 is drawn towards B200's: a factor of two weighs as much as one cell that is 5
-% off, which decides only while H200's cells are few. `scan_us` of B200 and H200 says little: their snapshots take
-longer by their bytes, and any smaller value would do. MI355X has H200's constants, since both ran vLLM, and two of its
-own, `layer_us` and `scan_us`, fitted on one of its four figures and the one speedup that the text gives for 27B: plain
-decoding has the one and not the other. MI300X has no cells and MI355X's overheads. `matrix_share`, H200's rate of MXFP4
-and `prompt_ms` are from times to the first token on H200, those of held-out cells too but for `prompt_ms`. What
-constants mean is in `mxq/hardware/machine.py`, the formulas are in `mxq/hardware/cost.py`.
+B200 is fitted first, with H200's `prompt_ms`. A constant of H200 is drawn towards B200's: a factor of two weighs as
+much as one cell that is 5 % off, which decides only while H200's cells are few. `scan_us` of B200 and H200 says little:
+their snapshots take longer by their bytes (but one request's of 35B-A3B on H200, which has no cell), and any smaller
+value would do. MI355X has H200's constants, since both ran vLLM, and two of its own, `layer_us` and `scan_us`, fitted
+on one of its four figures and the one speedup that the text gives for 27B: plain decoding has the one and not the
+other. MI300X has no cells and MI355X's overheads. `matrix_share`, H200's rate of MXFP4 and `prompt_ms` are from times
+to the first token on H200, those of held-out cells too but for `prompt_ms`. What constants mean is in
+`mxq/hardware/machine.py`, the formulas are in `mxq/hardware/cost.py`.
 """
 
 _B200 = """\
