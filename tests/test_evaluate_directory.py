@@ -372,6 +372,14 @@ def test_a_second_process_is_refused_while_the_first_goes_on(tmp_path: Path, who
     assert content(path) == content(whole)
 
 
+def test_a_run_that_cannot_be_held_says_what_to_do(tmp_path: Path) -> None:
+    """As on a file system that is read-only, which root can write to no more than others."""
+    (tmp_path / "run" / ".lock").mkdir(parents=True)
+    with pytest.raises(MxqError, match=r"cannot write .*\.lock: Is a directory") as caught:
+        run(small_plan(), tmp_path / "run", ScriptedEngine(), decode)
+    assert caught.value.hint == "make it writable and run the same command to continue"
+
+
 def test_ctrl_c_on_a_real_process(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with child(path, 0.05) as process:

@@ -218,7 +218,8 @@ def _writing(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def hold(path: Path) -> Iterator[None]:
     """Hold a run directory for this process; raises UsageError where another process holds it."""
-    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    with _writing(path / _LOCK):
+        fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         holder = files.lock(fd)
         if holder is not None:
