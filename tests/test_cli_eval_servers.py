@@ -225,6 +225,21 @@ URL = "bf16 ar=http://host:8000"
             ("--engine", "vllm", "--hardware", "cpu", "--engine-arg", "enable-prefix-caching"),
             "enable-prefix-caching is not for --engine-arg",
         ),
+        (
+            (
+                "--engine",
+                "vllm",
+                "--hardware",
+                "cpu",
+                "--engine-arg",
+                "speculative_config.synthetic_acceptance_length=3",
+            ),
+            "speculative-config is not for --engine-arg",
+        ),
+        (
+            ("--engine", "vllm", "--hardware", "cpu", "--engine-arg", "stream-interval=4"),
+            "stream-interval is not for --engine-arg",
+        ),
         (("--engine", "vllm", "--base-url", "bf16 dflash=http://x"), "--base-url 'bf16 dflash=http://x'"),
         (("--engine", "vllm", "--base-url", "bf16 ar"), "--base-url 'bf16 ar'"),
         (("--engine", "vllm", "--base-url", URL, "--base-url", URL), "an arm has two servers"),

@@ -253,6 +253,9 @@ DFLASH = ("--spec", "dflash")
         ((*H200, "--engine-arg", "=1"), "'=1' is no option of vLLM's"),
         ((*H200, "--engine-arg", "-O3 --x"), "'-O3 --x' is no option of vLLM's"),
         ((*H200, "--engine-arg", "speculative_config={}"), "speculative-config is not for --engine-arg"),
+        ((*H200, "--engine-arg", "speculative_config.model=x"), "speculative-config.model is not for --engine-arg"),
+        ((*H200, "--engine-arg", "spec-tokens=3"), "spec-tokens is not for --engine-arg"),
+        ((*H200, "--engine-arg", "config=more.yaml"), "config is not for --engine-arg"),
         ((*H200, "--env", "NAME"), "--env 'NAME' sets no variable"),
     ],
 )

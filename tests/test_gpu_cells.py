@@ -178,6 +178,7 @@ def cell(method: str, k: int, workload: str, concurrency: int, rates: list[float
         "repeats": repeats,
         "finished": len(rates) == 3,
         "room_for": 26.3,
+        "engine_args": {} if method == "ar" else {"kv_cache_memory_bytes": 5},
         "gpu": "GPU",
         "versions": {"vllm": "1"},
         "prompt_tokens": 256,
@@ -198,6 +199,7 @@ def test_the_page_has_ratios_who_waited_and_what_is_missing(tmp_path: Path) -> N
     assert f"| dflash-15 | 4.000, 1.200 | bf16 | 20.0 (20.0–20.0) | {waited} |" in text
     assert "- Qwen3.5-27B bf16 dflash-15, 1 in flight: 1 repeats only" in text
     assert "- Qwen3.5-27B, gsm8k: everything" in text
+    assert "with graphs of vLLM's own sizes: Qwen3.5-27B ar bf16.\n" in text
     (left,) = [line for line in text.splitlines() if line.startswith("- Qwen3.5-27B, humaneval: ")]
     assert "ar mxfp4" in left
     assert "dflash-15 mxfp4" in left

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mxq.cli.options import variable
+from mxq.engines.launch import whole_option
 from mxq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _ELSEWHERE = {
     "host": "servers that are started here are on this machine; those elsewhere are for --base-url",
     "model": "give it as --bf16 or --mxfp4",
     "speculative-config": "give --spec, -k and --drafter",
+    "stream-interval": "each pass is to be a piece: what a piece of several took says nothing of one",
 }
 """Options of vLLM that an evaluation has no use for, or must not record."""
 _OF_SERVERS = ("hardware", "concurrencies", "engine_args", "variables", "gpus", "at_once", "base_urls", "served_as")
@@ -115,8 +117,7 @@ def servers_of(options: dict[str, Any], given: Mapping[str, bool]) -> "Servers |
         raise UsageError("an arm has two servers", "give each arm of --base-url once")
     _check_attached(attached, mine, given)
     for argument in mine["engine_args"]:
-        name = argument.removeprefix("--").partition("=")[0].replace("_", "-")
-        if name in _ELSEWHERE:
+        if (name := whole_option(argument)) in _ELSEWHERE:
             raise UsageError(f"{name} is not for --engine-arg", _ELSEWHERE[name])
     for text in mine["variables"]:
         if variable(text)[0] == _KEY:

@@ -169,7 +169,9 @@ _OWN = {
     "port": "use --port",
     "tensor-parallel-size": "use --tp",
     "speculative-config": "use --spec, --draft and --budget",
+    "config": "give what the file has one by one: it would replace what is set here",
 }
+_ALIASES = dict.fromkeys(("spec-method", "spec-model", "spec-tokens"), "speculative-config")
 _NAME = re.compile(r"[a-z][a-z0-9.-]*")
 
 
@@ -178,9 +180,15 @@ def _engine_arg(text: str) -> tuple[str, str | None]:
     name = name.removeprefix("--").replace("_", "-")
     if not _NAME.fullmatch(name):
         raise UsageError(f"{text!r} is no option of vLLM's", "write name=value, or name for a flag: max-model-len=4096")
-    if name in _OWN:
-        raise UsageError(f"{name} is not for --engine-arg", _OWN[name])
+    if (whole := whole_option(text)) in _OWN:
+        raise UsageError(f"{name} is not for --engine-arg", _OWN[whole])
     return name, value if equals else None
+
+
+def whole_option(text: str) -> str:
+    """Return which of vLLM's options an argument sets or sets a part of: ``compilation_config.mode=0``, a config's."""
+    name = text.removeprefix("--").partition("=")[0].partition(".")[0].replace("_", "-")
+    return _ALIASES.get(name, name)
 
 
 def _negation(name: str) -> str:

@@ -75,18 +75,8 @@ def _engine(order: dict[str, Any]) -> Any:
         language_model_only=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        compilation_config={"cudagraph_capture_sizes": _graphs(order)},
         **order["engine_args"],
     )
-
-
-def _graphs(order: dict[str, Any]) -> list[int]:
-    """Return the numbers of tokens that a pass is captured for: a start captures each, vLLM's own list has 51.
-
-    Those of every concurrency, and of so many requests in between that the last ones of a cell are hardly padded.
-    """
-    most, each = max(order["concurrency"]), 1 + order["engine"]["num_speculative_tokens"]
-    return [each * requests for requests in sorted({1, 2, 4, *range(8, most + 1, 4), *order["concurrency"]})]
 
 
 def _accept(llm: Any, length: float, tokens: int) -> None:

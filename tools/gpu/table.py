@@ -101,6 +101,12 @@ def page(cells: Cells) -> Iterator[str]:
         f"gated DeltaNet. For how many there is room is what vLLM's log says of requests of {MOST_TOKENS} tokens; of "
         "these shorter ones there may be for one or two more.\n"
     )
+    if early := [key for key, cell in cells.items() if "kv_cache_memory_bytes" not in cell["engine_args"]]:
+        methods = ", ".join(dict.fromkeys(f"{model} {method} {precision}" for model, precision, method, *_ in early))
+        yield (
+            "Timed by an earlier form of these scripts, with 0.9 of the memory instead of a cache of its own size, and "
+            f"with graphs of vLLM's own sizes: {methods}.\n"
+        )
     for model in dict.fromkeys(key[0] for key in cells):
         workloads = [w for w in dict.fromkeys(key[3] for key in cells if key[0] == model) if w != "any"]
         for workload in workloads:
