@@ -114,7 +114,10 @@ def test_undecided_rows_and_cells_without_any_fail_a_gate_for_them(tmp_path: Pat
     text = " ".join(result.stdout.split())
     assert "Without a verdict: one repeat: no interval with several in flight; measure with --repeats 3 or more" in text
     assert re.search(r"sums ar 4 tokens per second ([\d.]+) \1 ", text)
-    assert "over ar in one repeat: no interval supports this" in " ".join(mxq(once, "--sweep").stdout.split())
+    text = " ".join(mxq(once, "--sweep").stdout.split())
+    assert "over ar in one repeat: no interval supports this" in text
+    assert "what changed from one start to the next is in no interval" in text
+    assert "from one start" not in mxq(few, "--sweep").stdout
 
 
 def test_a_verdict_on_an_unfinished_run_is_one_so_far(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mxq.analysis.common import cut
 from mxq.analysis.speed import Repeats, rate, withheld
 from mxq.errors import UsageError
 from mxq.evaluate import Run
+from mxq.evaluate.matrix import VLLM
 from mxq.stats import (
     Interval,
     Resampling,
@@ -59,14 +60,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sweep:
-    """``choices`` by target, concurrency, and then workload with all of them last; ``withheld`` says why by target."""
+    """``choices`` by target, concurrency, and then workload with all of them last; ``withheld`` says why by target.
+
+    ``once`` says that servers measured arms once, one request at a time: intervals over prompts leave a drift out.
+    """
 
     choices: tuple[Choice, ...]
     withheld: dict[str, str]
+    once: bool
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON values; numbers are not rounded."""
-        return {"choices": [choice.as_json() for choice in self.choices], "withheld": self.withheld}
+        choices = [choice.as_json() for choice in self.choices]
+        return {"choices": choices, "withheld": self.withheld, "measured_once": self.once}
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,14 @@ def sweep(run: Run, resampling: Resampling, workloads: Sequence[str] = ()) -> Sw
         raise UsageError(
             f"{run.name} has one arm of each target: nothing to choose from", "measure more with --spec, -k"
         )
-    return Sweep(tuple(choices), reasons)
+    served = run.info["definition"]["engine"] == VLLM
+    once = any(
+        at == 1 and len(repeats) == 1
+        for (_, at), by_workload in groups.items()
+        for cells in by_workload.values()
+        for repeats in cells.values()
+    )
+    return Sweep(tuple(choices), reasons, served and once)
 
 
 def _names(run: Run, target: str) -> list[str]:

@@ -21,6 +21,10 @@ _WITHHELD = {
     EMULATED: "MXFP4 is emulated here: its speed says nothing about MXFP4 kernels, and nothing is recommended.",
     DAMAGED: "records are damaged, and the wall clock of requests side by side is that of all of them.",
 }
+ONCE = (
+    "Each arm was measured once, by a server of its own: what changed from one start to the next is in no interval. "
+    "--repeats 3 has arms take turns."
+)
 _UNKNOWN = "no log names the kernels of the MXFP4 target: its speed may be an emulation's, and nothing is recommended."
 
 
@@ -50,6 +54,8 @@ def show_sweep(found: Sweep, confidence: float, console: Console) -> None:
             f"fastest is not shown to beat; of these the smallest budget is recommended. '{ALL}': mean over workloads."
         )
     )
+    if found.once:
+        console.print(quoted(ONCE))
 
 
 def withheld_words(why: str) -> str:

@@ -3,7 +3,7 @@
 from mxq.analysis.published import Beside, PublishedRow
 from mxq.analysis.sweep import Choice, Sweep
 from mxq.report import gallery
-from mxq.report.choice_tables import recommendation, withheld_words
+from mxq.report.choice_tables import ONCE, recommendation, withheld_words
 from mxq.report.page.content import NONE, Cell, Grid, Section, cells
 from mxq.report.page.verdict import ALL
 from mxq.stats import Interval
@@ -29,7 +29,7 @@ def deploy_section(found: Sweep, confidence: float) -> Section:
         "What to deploy",
         text=(*lines, *why),
         grids=tuple(grids),
-        closing=(explained,) if grids else (),
+        closing=(explained, *((ONCE,) if found.once else ())) if grids else (),
     )
 
 
