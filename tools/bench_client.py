@@ -44,7 +44,7 @@ from mxq.engines.answers import Received
 from mxq.engines.base import Sampling
 from mxq.engines.builds import BUILDS, measurable
 from mxq.engines.client import Client, Endpoint, connected
-from mxq.engines.launch import HARDWARE, Launch, Served, launch
+from mxq.engines.launch import Launch, Served, launch
 from mxq.engines.process import free_port, program
 from mxq.engines.server import serving
 from mxq.errors import MxqError, UsageError
@@ -188,8 +188,6 @@ class Peer:
             self._process.stdin.write(json.dumps(words) + "\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
-        while line and not line.startswith("{"):  # what vLLM says as it is imported
-            line = self._process.stdout.readline()
         if not line:
             raise MxqError("vllm bench serve ended", "see the log; it needs pandas")
         said = json.loads(line)
@@ -272,16 +270,15 @@ def compared(
     target = resolve(f"{testbed.PREFIX}dense")
     template = ChatTemplate(target, thinking=False)
     prompts = [template.text(prompt.messages) for name in testbed.WORKLOADS for prompt in workloads.load(name).prompts]
-    env = dict(variable.split("=", 1) for variable in options.env)
-    started = launch(options.hardware, Served(str(target)), port=free_port(), engine_args=options.engine_arg, env=env)
+    started = measurable(launch("cpu", Served(str(target)), port=free_port()), None)
     table: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         log = options.log or Path(temporary) / "log"
         note("starting the server")
         with (
             log.open("ab") as stream,
-            placed(measurable(started, None)) as made,
-            serving(made, str(target), log, ready_s=BUILDS[options.hardware].ready_s) as endpoint,
+            placed(started) as made,
+            serving(made, str(target), log, ready_s=BUILDS["cpu"].ready_s) as endpoint,
             contextlib.closing(Peer(endpoint, target, stream)) as peer,
         ):
             for concurrency in options.concurrency:
@@ -401,9 +398,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=7, help="passes of each tool")
     parser.add_argument("--requests", type=int, default=12, help="requests of a pass, times the concurrency")
     parser.add_argument("--tokens", type=int, default=64, help="length of an answer")
-    parser.add_argument("--hardware", default="cpu", choices=list(HARDWARE), help="where the server runs")
-    parser.add_argument("--engine-arg", action="append", default=[], help="for the server, as for mxq eval")
-    parser.add_argument("--env", action="append", default=[], help="for the server: NAME=VALUE")
     parser.add_argument("--log", type=Path, help="keep here what server and peer print")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/CLIENT.md"))
     parser.add_argument("--pieces", action="store_true", help="only what a piece costs; needs no vLLM")

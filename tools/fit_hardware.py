@@ -8,6 +8,7 @@ that tools/gpu measures later are taken up by themselves.
 """
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -26,11 +27,10 @@ sys.path.insert(0, str(HERE.parent))
 from fit_page import page  # noqa: E402
 
 from mxq.analysis.published import FILE as PUBLISHED  # noqa: E402
-from mxq.hardware import machine, measured  # noqa: E402
+from mxq.hardware import machine, measured, opening  # noqa: E402
 from mxq.hardware.cost import Setup  # noqa: E402
 from mxq.hardware.measured import Cell  # noqa: E402
 from mxq.hardware.predict import Load, tokens_per_s  # noqa: E402
-from mxq.hardware.shape import BF16, drafter_shape, target_shape  # noqa: E402
 
 RESULTS = HERE.parent / "benchmarks" / "results"
 ARCHITECTURES = HERE.parent / "tests" / "data" / "architectures"
@@ -86,9 +86,16 @@ def main() -> None:
         print(f"written to {path}")
 
 
+@functools.cache
+def read_published() -> dict[str, Any]:
+    """Return the published tables."""
+    found: dict[str, Any] = json.loads(PUBLISHED.read_text())
+    return found
+
+
 def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     """Return every machine by name, and MI355X once more for each figure that it could have been fitted on."""
-    published = json.loads(PUBLISHED.read_text())
+    published = read_published()
     timed = fit_prompt(opened("h200", measured.read_cells(RESULTS / "h200")))
     # B200 is fitted with what it is predicted with.
     b200 = fit(carried(opened("b200", measured.b200_cells(published)), timed, ["prompt_ms"]), SPEED)
@@ -102,7 +109,7 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
 
 def statements(mi355x: Fitted) -> list[tuple[str, str, str]]:
     """Return what else AMD's text says of speeds on MI355X, and what is predicted; one speedup is fitted on."""
-    published = json.loads(PUBLISHED.read_text())
+    published = read_published()
     dense, moe, text = "Qwen3.5-27B", "Qwen3.5-35B-A3B", published["throughput"]
     found = []
     for model, workload, name in (
@@ -151,11 +158,8 @@ def opened(name: str, cells: Sequence[Cell]) -> Fitted:
 
 def setup(on: machine.Machine, model: str, precision: str) -> Setup:
     """Return a published model on a machine, with its published drafter."""
-    config = json.loads((ARCHITECTURES / f"{model}.json").read_text())
-    drafter = json.loads((ARCHITECTURES / f"{DRAFTERS[model]}.json").read_text())
-    target = target_shape(config, model)
-    packed = BF16 if precision == "bf16" else target.packed_by_recipe()
-    return Setup(on, target, packed, drafter_shape(drafter, DRAFTERS[model]))
+    drafter = str(ARCHITECTURES / f"{DRAFTERS[model]}.json")
+    return opening.setup(on, ARCHITECTURES / f"{model}.json", precision, drafter)
 
 
 def predicted(on: machine.Machine, cell: Cell) -> float:
@@ -229,7 +233,7 @@ def fit_overheads(one: Fitted, cell: Cell) -> Fitted:
         tried = with_logs(logs)
         return [math.log(tried.predicted(cell) / cell.tokens_per_s), math.log(speedup(tried, *SPEEDUP) / said)]
 
-    said = json.loads(PUBLISHED.read_text())["throughput"][SPEEDUP_SAID]
+    said = read_published()["throughput"][SPEEDUP_SAID]
     solved = least_squares(misses, [math.log(START[name]) for name in names])
     assert max(map(abs, solved.fun)) < 1e-4, "both can be met"
     values = dict(zip(names, map(math.exp, solved.x), strict=True))
@@ -245,7 +249,7 @@ def speedup(one: Fitted, model: str, workload: str) -> float:
 
 def rate(one: Fitted, model: str, precision: str, method: str, k: int, workload: str, concurrency: int = 1) -> float:
     """Return predicted tokens per second at the published acceptance length."""
-    length = measured.acceptance_length(json.loads(PUBLISHED.read_text()), model, precision, method, k, workload)
+    length = measured.acceptance_length(read_published(), model, precision, method, k, workload)
     cell = Cell(model, precision, method, k, workload, concurrency, length, *measured.PUBLISHED_LENGTHS, 0)
     return one.predicted(cell)
 

@@ -33,6 +33,10 @@ SPEED: Quantity = "tokens per second"
 
 NO_PARTNER = "no partner"
 ONE_PROMPT = "one prompt tells nothing about others: no interval"
+MEASURED_ONCE = (
+    "Each arm was measured once, by a server of its own: what changed from one start to the next is in no interval"
+)
+TAKE_TURNS = "--repeats 3 has arms take turns."
 ONE_REPEAT = "one repeat: no interval with several in flight; measure with --repeats 3 or more"
 COUNTERS = "passes of single answers are not known, only sums: no interval"
 NO_PASS = "no verify pass"

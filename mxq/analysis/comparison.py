@@ -15,7 +15,7 @@ from typing import Any
 
 from mxq.analysis import alike, changes, evidence, lengths
 from mxq.analysis.alike import Unlike
-from mxq.analysis.changes import ACCEPTANCE, NO_PARTNER, SPEED, Change, Missing
+from mxq.analysis.changes import ACCEPTANCE, MEASURED_ONCE, NO_PARTNER, SPEED, TAKE_TURNS, Change, Missing
 from mxq.analysis.pairs import Pair, Side, aligned, cells_of, pairs, side
 from mxq.analysis.rows import Row, by, judged, together, undecided
 from mxq.analysis.summary import Summary, summarise
@@ -134,7 +134,7 @@ def compare(
     made, notes = changes.of_pairs(kept, resampling, apart=apart)
     withheld = _withheld(summaries)
     rows = judged([one for one in made if isinstance(one, Change)], margins, resampling)
-    if base.info["definition"]["engine"] == VLLM:
+    if _served(base):
         rows = tuple(undecided(row) if _measured_once(row) else row for row in rows)
     missing = [one for one in made if isinstance(one, Missing)]
     decided = rows if withheld is None else ()
@@ -208,6 +208,10 @@ def _same_workloads(run: Run, compared: Collection[str | None]) -> list[list[str
     return [several for several in names.values() if len(several) > 1]
 
 
+def _served(run: Run) -> bool:
+    return bool(run.info["definition"]["engine"] == VLLM)
+
+
 def _measured_once(row: Row) -> bool:
     """Whether a row is of speeds that were measured once, one request at a time: several have no interval then."""
     return row.quantity == SPEED and row.concurrency == 1 and row.repeats == 1
@@ -242,12 +246,7 @@ def _notes(rows: Sequence[Row], kept: Sequence[Pair], summaries: Sequence[Summar
         )
     if any(row.prompts < ENOUGH and (row.quantity != SPEED or row.concurrency == 1) for row in rows):
         yield f"With fewer than {ENOUGH} prompts nothing is decided: so few are no sample of what people ask."
-    one_at_a_time = [row for row in rows if row.quantity == SPEED and row.concurrency == 1]
-    apart = summaries[0].run.info["definition"]["engine"] == VLLM and any(map(_measured_once, rows))
-    if one_at_a_time and len(summaries) == 2:
+    if len(summaries) == 2 and any(row.quantity == SPEED and row.concurrency == 1 for row in rows):
         yield "Two runs were measured at two times: what changed in between is in no interval of tokens per second."
-    elif one_at_a_time and apart:
-        yield (
-            "Each arm was measured once, by a server of its own: what changed from one start to the next is in no "
-            "interval of tokens per second, and nothing is decided by them. --repeats 3 has arms take turns."
-        )
+    if _served(summaries[0].run) and any(map(_measured_once, rows)):
+        yield f"{MEASURED_ONCE} of tokens per second, and nothing is decided by them. {TAKE_TURNS}"

@@ -122,7 +122,8 @@ class Summary:
     @property
     def missing(self) -> tuple[Arm, ...]:
         """Return the arms that have no results yet."""
-        return tuple(arm for arm in self.run.arms if arm not in self._measured)
+        measured = self._measured
+        return tuple(arm for arm in self.run.arms if arm not in measured)
 
     @property
     def _measured(self) -> list[Arm]:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mxq.analysis.changes import MEASURED_ONCE, TAKE_TURNS
 from mxq.analysis.published import Beside, PublishedRow
 from mxq.analysis.speed import DAMAGED, EMULATED
 from mxq.analysis.sweep import Choice, Sweep
@@ -21,10 +22,7 @@ _WITHHELD = {
     EMULATED: "MXFP4 is emulated here: its speed says nothing about MXFP4 kernels, and nothing is recommended.",
     DAMAGED: "records are damaged, and the wall clock of requests side by side is that of all of them.",
 }
-ONCE = (
-    "Each arm was measured once, by a server of its own: what changed from one start to the next is in no interval. "
-    "--repeats 3 has arms take turns."
-)
+ONCE = f"{MEASURED_ONCE}. {TAKE_TURNS}"
 _UNKNOWN = "no log names the kernels of the MXFP4 target: its speed may be an emulation's, and nothing is recommended."
 
 

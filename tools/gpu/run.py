@@ -44,6 +44,8 @@ _LEAST_S = 90.0
 """No engine is started with less time left."""
 _OVERHEAD = 5.0e9
 """Bytes of an engine's activations, graphs and context."""
+_SLACK = 1.15
+"""vLLM's cache consists of blocks of one size for all kinds of layers."""
 _SHARE = 0.95
 """Of the GPU's memory that engines are given together."""
 
@@ -214,12 +216,13 @@ def _engines(options: argparse.Namespace) -> Iterator[Engine]:
                     "num_speculative_tokens": int(tokens or 0),
                 }
                 needed = memory_needed(model, precision, kind, int(tokens or 0), most, MOST_TOKENS)
-                room = options.memory * 1e9 * _SHARE - needed.weights - _OVERHEAD
+                weights = needed.target + needed.drafter
+                room = options.memory * 1e9 * _SHARE - weights - _OVERHEAD
                 engine = Engine(
                     about,
                     _acceptance(published, about, options.workloads),
-                    needed.weights,
-                    min(needed.cache, room),
+                    weights,
+                    min(_SLACK * (needed.kv + needed.state), room),
                     options.work,
                 )
                 if not _complete(options, engine):

@@ -2,14 +2,12 @@
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint.compressed_tensors import compressed_tensors_config
-from mxq.hardware import machine, memory
-from mxq.hardware.cost import Setup
-from mxq.hardware.shape import BF16, drafter_shape, target_shape
+from mxq.hardware import machine, opening
+from mxq.hardware.memory import Need, need
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURES = ROOT / "tests" / "data" / "architectures"
@@ -25,26 +23,11 @@ _KEPT = ("lm_head", "re:.*visual.*", "re:.*mtp.*", "re:.*in_proj_(a|b|ba)$", "re
 _KEPT_IN_MOE = ("re:.*self_attn.*", "re:.*linear_attn.*", "re:.*shared_expert.*")
 
 
-_SLACK = 1.15
-"""vLLM's cache consists of blocks of one size for all kinds of layers."""
-
-
-@dataclass(frozen=True)
-class Needed:
-    """Bytes of an engine: weights, and K/V and states of all requests."""
-
-    weights: float
-    cache: float
-
-
-def memory_needed(name: str, precision: str, method: str, k: int, concurrency: int, tokens: int) -> Needed:
-    """Return what an engine needs for so many requests of so many tokens at once."""
-    target = target_shape(_config(name), name)
-    packed = BF16 if precision == "bf16" else target.packed_by_recipe()
-    drafter = drafter_shape(_config(DRAFTERS[name]), DRAFTERS[name])
-    setup = Setup(machine.load("h200"), target, packed, drafter)
-    found = memory.need(setup, method, k, concurrency, tokens)
-    return Needed(found.target + found.drafter, _SLACK * (found.kv + found.state))
+def memory_needed(name: str, precision: str, method: str, k: int, concurrency: int, tokens: int) -> Need:
+    """Return the bytes of an engine for so many requests of so many tokens at once."""
+    drafter = str(ARCHITECTURES / f"{DRAFTERS[name]}.json")
+    setup = opening.setup(machine.load("h200"), ARCHITECTURES / f"{name}.json", precision, drafter)
+    return need(setup, method, k, concurrency, tokens)
 
 
 def write_target(name: str, precision: str, directory: Path) -> Path:

@@ -54,21 +54,22 @@ def _short(cells: Cells) -> Iterator[str]:
         mine = sorted({key[2] for key in cells if key[0] == model and key[3] in ("any", workload)}, key=_order)
         for method in mine:
             for precision in PRECISIONS:
-                row = [_median(_cell(cells, model, precision, method, workload, c)) for c in concurrencies]
-                plain = [_median(_cell(cells, model, "bf16", "ar", "any", c)) for c in concurrencies]
+                row = [_cell(cells, model, precision, method, workload, c) for c in concurrencies]
+                plain = [_cell(cells, model, "bf16", "ar", "any", c) for c in concurrencies]
                 if any(row):
-                    shown = [_ratio(rate, base) for rate, base in zip(row, plain, strict=True)]
+                    shown = [_ratio(cell, base) for cell, base in zip(row, plain, strict=True)]
                     yield f"| {model}, {workload} | {method} | {precision} | {' | '.join(shown)} |"
 
 
-def _median(cell: dict[str, Any] | None) -> float | None:
-    return None if cell is None else statistics.median(repeat["tokens_per_s"] for repeat in cell["repeats"])
+def _median(cell: dict[str, Any]) -> float:
+    return statistics.median(repeat["tokens_per_s"] for repeat in cell["repeats"])
 
 
-def _ratio(rate: float | None, base: float | None) -> str:
-    if rate is None:
+def _ratio(cell: dict[str, Any] | None, base: dict[str, Any] | None) -> str:
+    if cell is None:
         return "-"
-    return f"{_digits(rate)} ({rate / base:.2f}x)" if base else _digits(rate)
+    rate = _median(cell)
+    return f"{_digits(rate)} ({rate / _median(base):.2f}x)" if base else _digits(rate)
 
 
 def read(directory: Path) -> Cells:
@@ -170,8 +171,8 @@ def _lengths(there: list[dict[str, Any]]) -> str:
 def _speed(cells: Cells, cell: dict[str, Any] | None, model: str, precision: str, c: int) -> str:
     if cell is None:
         return "-"
-    rates = [repeat["tokens_per_s"] for repeat in cell["repeats"]]
-    text = f"{_digits(statistics.median(rates))} ({_digits(min(rates))}–{_digits(max(rates))})"
+    rates, median = [repeat["tokens_per_s"] for repeat in cell["repeats"]], _median(cell)
+    text = f"{_digits(median)} ({_digits(min(rates))}–{_digits(max(rates))})"
     if any(_waited(repeat) for repeat in cell["repeats"]):
         room = cell.get("room_for")
         text += ", some waited" + (f" (room for {room:.0f})" if room else "")
@@ -179,8 +180,7 @@ def _speed(cells: Cells, cell: dict[str, Any] | None, model: str, precision: str
     for base in dict.fromkeys((precision, "bf16")):
         plain = _cell(cells, model, base, "ar", "any", c)
         if plain is not None and plain is not cell:
-            over = statistics.median(repeat["tokens_per_s"] for repeat in plain["repeats"])
-            ratios.append(f"{statistics.median(rates) / over:.2f}x")
+            ratios.append(f"{median / _median(plain):.2f}x")
     return f"{text} [{', '.join(ratios)}]" if ratios else text
 
 
