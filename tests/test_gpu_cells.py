@@ -13,12 +13,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools" / "gpu"))
 
+import engine as engine_module  # noqa: E402
 import run  # noqa: E402
+import shapes  # noqa: E402
 import table  # noqa: E402
 
 VLLM = '''
-"""A stand-in for vLLM: answers at once, accepts what it is told, notes when it works."""
-import json, os, sys, time
+"""A stand-in for vLLM: answers at once, accepts what it is told, notes when it works; its core is a process."""
+import json, multiprocessing, os, sys, time
 __version__ = "0.25.1"
 from types import SimpleNamespace as Some
 
@@ -30,9 +32,17 @@ def note(what, name):
     with open(os.environ["NOTES"], "a") as notes:
         notes.write(json.dumps([time.time(), what, name]) + "\\n")
 
+def core(name):
+    note("on the GPU", name)
+
 class LLM:
-    def __init__(self, model, speculative_config, kv_cache_memory_bytes, max_num_seqs, **how):
+    def __init__(self, model, speculative_config, num_gpu_blocks_override, max_num_seqs, **how):
         self.name = os.path.basename(model) + "-" + str(speculative_config and speculative_config["method"])
+        process = multiprocessing.get_context(os.environ["VLLM_WORKER_MULTIPROC_METHOD"]).Process(
+            target=core, args=(self.name,)
+        )
+        process.start()
+        process.join()
         if self.name == os.environ.get("FAILS"):
             raise RuntimeError("CUDA out of memory")
         self.rates = Some(copy_=lambda new: setattr(self, "length", 1 + sum(chain(new))), new_tensor=list)
@@ -43,7 +53,7 @@ class LLM:
 
     def generate(self, prompts, sampling, use_tqdm):
         note("begins", self.name)
-        time.sleep(0.05)
+        time.sleep(100 if self.name == os.environ.get("HANGS") else 0.05)
         drafts = round(len(prompts) * sampling.tokens / self.length)
         self.drafts += drafts
         self.accepted += round(drafts * (self.length - 1))
@@ -70,6 +80,12 @@ def chain(rates):
 '''
 
 
+CORE = """
+import os, vllm
+vllm.note("core imports", os.environ["MXQ_GATE"])
+"""
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     place = tmp_path_factory.mktemp("vllm")
@@ -77,6 +93,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (place / "vllm" / "__init__.py").write_text(VLLM)
     (place / "vllm" / "entrypoints" / "__init__.py").touch()
     (place / "vllm" / "entrypoints" / "llm.py").touch()
+    (place / "vllm" / "v1" / "engine").mkdir(parents=True)
+    (place / "vllm" / "v1" / "engine" / "core.py").write_text(CORE)
     return {**os.environ, "PYTHONPATH": str(place)}
 
 
@@ -105,19 +123,19 @@ def test_engines_start_together_and_are_timed_alone(environment: dict[str, str],
         assert 1 + repeat["accepted"] / repeat["drafts"] == pytest.approx(mtp["acceptance_length"], rel=0.01)
     assert mtp["acceptance_length"] < found["Qwen3.5-27B-mxfp4-mtp-3-humaneval-c8"]["acceptance_length"]
     assert mtp["room_for"] == 26.31
-    assert mtp["engine_args"]["kv_cache_memory_bytes"] > 1e9
+    assert mtp["engine_args"]["num_gpu_blocks_override"] >= 32 * (3 * (3 + 1) + 1), "3 groups of states, 1 of K/V"
+    assert mtp["env"]["VLLM_MOE_ROUTING_SIMULATION_STRATEGY"] == "uniform_random"
     notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
-    names = [name for _, what, name in notes if what == "started"]
-    assert len(names) == 4
-    first = {"Qwen3.5-27B-bf16-None", "Qwen3.5-27B-mxfp4-None"}
-    assert set(names[:2]) == first, "both fit beside each other"
-    working = [name for _, what, name in notes if what == "begins"]
-    assert working.index(next(n for n in working if n in first)) == 0
-    begun: list[str] = []  # an engine's work is one stretch: no other works meanwhile
+    started = [name for _, what, name in notes if what == "started"]
+    ar, mtp_first = {"Qwen3.5-27B-bf16-None", "Qwen3.5-27B-mxfp4-None"}, "Qwen3.5-27B-mxfp4-mtp"
+    assert set(started[:3]) == {*ar, mtp_first}, "two fit beside each other, and one that compiles what comes later"
+    assert sorted(started[3:]) == ["Qwen3.5-27B-bf16-mtp", mtp_first]
+    begun: list[str] = []  # an engine's work is one stretch: no other works meanwhile, imports or takes the GPU
     for _, what, name in notes:
-        if what == "begins" and (not begun or begun[-1] != name):
-            begun.append(name)
-    assert len(begun) == len(set(begun)) == 4
+        if what != "ends" and (not begun or begun[-1] != name):
+            begun.append(name if what == "begins" else what)
+    stretches = [name for name in begun if name in {*started}]
+    assert len(stretches) == len(set(stretches)) == 4
     again = timed(environment, tmp_path, *DENSE, "--methods", "ar", "mtp-3")
     assert (again.returncode, again.stdout) == (0, "")
     assert cells(tmp_path) == found
@@ -130,6 +148,15 @@ def test_an_engine_that_fails_costs_only_itself(environment: dict[str, str], tmp
     assert "CUDA out of memory" in done.stdout
     assert not any(name.startswith("Qwen3.5-27B-bf16-ar") for name in cells(tmp_path))
     assert len(cells(tmp_path)) == 3 + 2 * 2 * 3
+
+
+def test_an_engine_that_is_stuck_says_where_and_costs_only_itself(environment: dict[str, str], tmp_path: Path) -> None:
+    words = (*DENSE, "--methods", "ar", "--stuck", "3")
+    done = timed(environment, tmp_path, *words, HANGS="Qwen3.5-27B-bf16-None")
+    assert done.returncode == 0, done.stderr
+    assert "Qwen3.5-27B-bf16-ar-0: stuck, printed nothing for 3 s" in done.stdout
+    assert "in generate" in done.stdout, "what it was at"
+    assert {name[:20] for name in cells(tmp_path)} == {"Qwen3.5-27B-mxfp4-ar"}
 
 
 def test_what_was_timed_before_stays_as_it_is(environment: dict[str, str], tmp_path: Path) -> None:
@@ -159,13 +186,34 @@ def test_engines_fit_into_the_memory_together() -> None:
     engines = list(run._engines(options))
     assert len(engines) == 2 * 7 * 2
     groups = list(run._groups(engines, 0.95 * 150.7e9))
-    assert sorted(engine.name for group in groups for engine in group) == sorted(engine.name for engine in engines)
+    started = [engine for group in groups for engine in group]
+    assert sorted(e.name for e in started if not e.compiles) == sorted(engine.name for engine in engines)
     assert all(sum(engine.bytes for engine in group) <= 0.95 * 150.7e9 for group in groups)
     assert groups[0][0].name == "Qwen3.5-27B-bf16-ar-0"
     assert len(groups) < len(engines)
+    compiled: set[tuple[str, str, str]] = set()
+    for group in groups:  # no code is compiled twice
+        families = [engine.family for engine in group if engine.family not in compiled]
+        assert len(families) == len(set(families))
+        compiled |= set(families)
     (large,) = [engine for engine in engines if engine.name == "Qwen3.5-27B-bf16-dflash-15"]
     assert large.weights == pytest.approx(59e9, rel=0.02), "27B and a drafter of 2B in bfloat16"
-    assert large.cache < 32 * 16 * 48 * 48 * 128 * 128 * 4 * 1.15, "32 requests do not fit"
+    assert large.number < 32 * large.blocks.each, "32 requests do not fit"
+    assert large.number * large.blocks.bytes > 75e9
+
+
+def test_requests_take_the_blocks_that_vllm_says() -> None:
+    said = 0
+    for cell in table.read(ROOT / "benchmarks/results/h200").values():
+        engine, args = cell["engine"], cell["engine_args"]
+        blocks = shapes.blocks_needed(
+            engine["model"], engine["method"], engine["num_speculative_tokens"], 15, engine_module.MOST_TOKENS
+        )
+        number = args.get("num_gpu_blocks_override", args.get("kv_cache_memory_bytes", 0) // blocks.bytes)
+        if cell.get("room_for"):
+            assert cell["room_for"] == round(number / blocks.each, 2), "as its log says"
+            said += 1
+    assert said >= 36
 
 
 def cell(method: str, k: int, workload: str, concurrency: int, rates: list[float], **more: Any) -> dict[str, Any]:
@@ -178,7 +226,8 @@ def cell(method: str, k: int, workload: str, concurrency: int, rates: list[float
         "repeats": repeats,
         "finished": len(rates) == 3,
         "room_for": 26.3,
-        "engine_args": {} if method == "ar" else {"kv_cache_memory_bytes": 5},
+        "engine_args": {} if method == "ar" else {"num_gpu_blocks_override": 5},
+        "env": {},
         "gpu": "GPU",
         "versions": {"vllm": "1"},
         "prompt_tokens": 256,
@@ -199,7 +248,8 @@ def test_the_page_has_ratios_who_waited_and_what_is_missing(tmp_path: Path) -> N
     assert f"| dflash-15 | 4.000, 1.200 | bf16 | 20.0 (20.0–20.0) | {waited} |" in text
     assert "- Qwen3.5-27B bf16 dflash-15, 1 in flight: 1 repeats only" in text
     assert "- Qwen3.5-27B, gsm8k: everything" in text
-    assert "with graphs of vLLM's own sizes: Qwen3.5-27B ar bf16.\n" in text
+    assert "with a cache and graphs of other sizes: Qwen3.5-27B ar bf16.\n" in text
+    assert "Experts are drawn at random" not in text
     (left,) = [line for line in text.splitlines() if line.startswith("- Qwen3.5-27B, humaneval: ")]
     assert "ar mxfp4" in left
     assert "dflash-15 mxfp4" in left

@@ -1,14 +1,17 @@
 """One engine of vLLM, timed at several acceptances and concurrencies: run by tools/gpu/run.py, a process for each.
 
 Imports vLLM, reads its order as a line of JSON from standard input, starts vLLM, says that it is ready by a file, and
-times its cells once it is told to go, since other engines may start beside it. Writes one file per cell. Drafts are
+times its cells once it is told to go, since other engines may start beside it. vLLM's core, a process that begins by
+importing this file, imports vLLM too and waits at a gate until the GPU is free. Writes one file per cell. Drafts are
 accepted at a given rate, whatever they are (``rejection_sample_method: synthetic``): what is timed is the work of a
 pass, whose cost does not depend on the weights, times the number of passes that an acceptance length means.
 """
 
+import faulthandler
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import time
@@ -21,16 +24,17 @@ MOST_TOKENS = 1024
 
 def main() -> None:
     """Start the engine and time its cells."""
+    faulthandler.register(signal.SIGUSR1)  # run.py asks so where an engine is stuck
     # What runs in vLLM's worker below is sent to it as a function.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     import vllm.entrypoints.llm  # noqa: F401
 
     order: dict[str, Any] = json.loads(sys.stdin.readline())
-    begin = time.perf_counter()
+    os.environ["MXQ_GATE"] = json.dumps(order["signs"])
     llm = _engine(order)
-    started_s = time.perf_counter() - begin
+    started_s = time.time() - Path(order["signs"]["gate"]).stat().st_mtime
     print(f"engine started in {started_s:.1f} s", flush=True)
-    Path(order["ready"]).touch()
+    Path(order["signs"]["ready"]).touch()
     if not sys.stdin.readline():
         return
     about = {"engine": order["engine"], "started_s": round(started_s, 1), **_machine()}
@@ -47,6 +51,17 @@ def main() -> None:
                 rounds.setdefault((workload, concurrency), []).append(timed)
                 _write(order, about, workload, length, concurrency, rounds[workload, concurrency])
                 print(f"{workload} c{concurrency} repeat {repeat}: {timed['tokens_per_s']:.1f} tok/s", flush=True)
+    os._exit(0)  # without vLLM's leave-taking of seconds: run.py ends its workers
+
+
+def _wait_at_gate() -> None:
+    faulthandler.register(signal.SIGUSR1)
+    import vllm.v1.engine.core  # noqa: F401
+
+    signs = json.loads(os.environ["MXQ_GATE"])
+    Path(signs["here"]).touch()
+    while not Path(signs["gate"]).exists():
+        time.sleep(0.05)
 
 
 def _engine(order: dict[str, Any]) -> Any:
@@ -168,3 +183,5 @@ def _write(
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    _wait_at_gate()

@@ -6,7 +6,9 @@
 vLLM is that of the Python that runs this. An engine is a process of its own, started once for all of its cells; one
 whose cells are all there is passed over, so that the same command goes on where an earlier one was cut off. Engines
 that the GPU has room for are started together and timed one after the other, while the others wait: a start takes
-minutes, mostly of compiling. Compiled code is kept under --cache.
+minutes, mostly of compiling. The next ones import vLLM meanwhile, and wait at a gate before they touch the GPU; nothing
+imports or compiles while a cell is timed. Compiled code is kept under --cache, and is the same for all budgets of a
+method: vLLM's key to it has the cache's size and the graphs' in it, so that these are the same too.
 """
 
 import argparse
@@ -19,7 +21,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +30,12 @@ HERE = Path(__file__).parent
 PUBLISHED = HERE.parents[1] / "mxq" / "analysis" / "published.json"
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from engine import MOST_TOKENS  # noqa: E402
-from shapes import DRAFTERS, memory_needed, write_drafter, write_target  # noqa: E402
+from engine import OUTPUT_TOKENS, PROMPT_TOKENS  # noqa: E402
+from shapes import DRAFTERS, Blocks, blocks_needed, weights_needed, write_drafter, write_target  # noqa: E402
 
+REQUEST = PROMPT_TOKENS + OUTPUT_TOKENS
 METHODS = ("ar", "dflash-15", "mtp-3", "dflash-7", "mtp-7", "dflash-3", "mtp-15")
+BUDGETS = sorted({int(method.partition("-")[2] or 0) for method in METHODS})
 WORKLOADS = ("humaneval", "gsm8k", "mt-bench")
 ENV = {
     "HF_HUB_OFFLINE": "1",
@@ -38,14 +43,20 @@ ENV = {
     "DO_NOT_TRACK": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "OMP_NUM_THREADS": "8",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the gate is in what a spawned process imports
+    # Made-up weights draft the same token K times, which goes to the same experts: a pass would read too few of them.
+    "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random",
 }
-ENGINE_ARGS = {"gdn_prefill_backend": "triton"}
+ENGINE_ARGS: dict[str, Any] = {"gdn_prefill_backend": "triton", "kv_cache_memory_bytes": 2**30}
+"""That many bytes stand for "do not measure what is free": the number of blocks is given."""
 _LEAST_S = 90.0
 """No engine is started with less time left."""
 _OVERHEAD = 5.0e9
 """Bytes of an engine's activations, graphs and context."""
-_SLACK = 1.15
-"""vLLM's cache consists of blocks of one size for all kinds of layers."""
+_MORE_BLOCKS = 8
+"""Beside those that requests take: vLLM keeps one for itself."""
+_LEAST_REQUESTS = 2
+"""That an engine has room for which compiles only: vLLM wants room for one of all the tokens that it allows."""
 _SHARE = 0.95
 """Of the GPU's memory that engines are given together."""
 
@@ -57,27 +68,35 @@ class Engine:
     Attributes:
         about: model, precision, method and budget.
         acceptance: lengths to set, by workload.
-        weights, cache: bytes of weights, and of K/V and states.
+        weights: bytes.
+        blocks, number: its cache of K/V and states.
+        compiles: it is started for the code that it compiles, and times nothing.
     """
 
     about: dict[str, Any]
     acceptance: dict[str, float | None]
     weights: float
-    cache: float
+    blocks: Blocks
+    number: int
     work: Path
-    _process: "subprocess.Popen[str]" = field(init=False)
-    _over: bool = field(default=False, init=False)
+    compiles: bool = False
+    _process: "subprocess.Popen[str] | None" = field(default=None, init=False)
     _since: float = field(default=0.0, init=False)
 
     @property
     def name(self) -> str:
         """What its files are called."""
-        return "-".join(str(part) for part in self.about.values())
+        return "-".join(str(part) for part in self.about.values()) + ("-compiles" if self.compiles else "")
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """What has the same compiled code."""
+        return self.about["model"], self.about["precision"], self.about["method"]
 
     @property
     def bytes(self) -> float:
         """All that it takes of the GPU's memory."""
-        return self.weights + self.cache + _OVERHEAD
+        return self.weights + self.number * self.blocks.bytes + _OVERHEAD
 
     @property
     def log(self) -> Path:
@@ -85,13 +104,22 @@ class Engine:
         return self.work / f"{self.name}.log"
 
     @property
-    def ready(self) -> Path:
-        """The file that is there once it has started."""
-        return self.work / f"{self.name}.ready"
+    def alone_compiling(self) -> "Engine":
+        """The same with next to no cache, which is started for its code only."""
+        return replace(self, number=_LEAST_REQUESTS * self.blocks.each + _MORE_BLOCKS, compiles=True)
+
+    def sign(self, of: str) -> Path:
+        """Return a file that is there once it waits ("here"), may start ("gate"), or has started ("ready")."""
+        return self.work / f"{self.name}.{of}"
+
+    def reached(self, of: str) -> bool:
+        """Whether it is so far, or has ended."""
+        return self.ended is not None or self.sign(of).exists()
 
     def load(self, env: dict[str, str]) -> None:
         """Start the process: it imports vLLM and waits."""
-        self.ready.unlink(missing_ok=True)
+        for sign in ("here", "gate", "ready"):
+            self.sign(sign).unlink(missing_ok=True)
         self._since = time.time()
         with self.log.open("wb") as stream:
             self._process = subprocess.Popen(
@@ -110,6 +138,7 @@ class Engine:
 
     def tell(self, line: str) -> None:
         """Send it a line: first its order, then that it may go."""
+        assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
@@ -118,17 +147,28 @@ class Engine:
     @property
     def ended(self) -> int | None:
         """Its exit code."""
-        return self._process.poll()
+        return self._process.poll() if self._process else None
 
-    def end(self, wait_s: float = 3.0) -> None:
+    def end(self, wait_s: float = 1.5) -> None:
         """End it and its workers, and wait until the GPU's memory is free again."""
-        if self._over:
+        if self._process is None:
             return
-        self._over = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._process = None
         time.sleep(wait_s)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has printed nothing; vLLM prints every ten seconds while it answers."""
+        return time.time() - self.log.stat().st_mtime
+
+    def say_where(self) -> None:
+        """Let it and its core print what they are at; others of its processes die of it."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGUSR1)
+        time.sleep(2)
 
 
 def main() -> None:
@@ -139,49 +179,72 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     env = {**ENV, "VLLM_CACHE_ROOT": str(options.cache / "vllm"), "TRITON_CACHE_DIR": str(options.cache / "triton")}
     groups = list(_groups(list(_engines(options)), options.memory * 1e9 * _SHARE))
-    loaded: list[Engine] = []
-
-    def load(group: Sequence[Engine]) -> None:
-        for engine in group:
-            engine.load(env)
-            loaded.append(engine)
-
+    for first in groups[:2]:
+        _load(first, env)
+    _order(options, groups[0] if groups else (), env)
     try:
-        for number, group in enumerate(groups):
-            names = " and ".join(engine.name for engine in group)
+        for group, following, later in zip_longest(groups, groups[1:], groups[2:], fillvalue=()):
             left = deadline - time.monotonic()
             if left < _LEAST_S:
-                print(f"{names}: not started, {left:.0f} s are left", flush=True)
+                print(f"{_names(group)}: not started, {left:.0f} s are left", flush=True)
                 continue
-            if number == 0:
-                load(group)
+            begin = time.monotonic()
+            _wait(group, "here", deadline)
             for engine in group:
-                engine.tell(json.dumps(_order(options, engine, env)))
-            if number + 1 < len(groups):
-                load(groups[number + 1])  # imports while this one starts
-            _time(options, group, deadline)
+                engine.sign("gate").touch()
+            # All that imports does so while this group starts, and nothing while it is timed.
+            _order(options, following, env)
+            _load(later, env)
+            _wait(group, "ready", deadline)
+            print(f"{_names(group)}: started after {time.monotonic() - begin:.0f} s", flush=True)
+            _wait(following, "here", deadline)
+            for engine in group:
+                if engine.compiles:
+                    engine.end()
+            for engine in group:
+                if not engine.compiles:
+                    _time(options, engine, deadline)
     finally:
-        for engine in loaded:
+        for engine in chain(*groups):
             engine.end(wait_s=0)
 
 
-def _time(options: argparse.Namespace, group: Sequence[Engine], deadline: float) -> None:
-    """Wait until a group has started, and let one after the other time its cells."""
-    begin = time.monotonic()
-    while time.monotonic() < deadline and any(engine.ended is None and not engine.ready.exists() for engine in group):
-        time.sleep(0.2)
-    print(f"started after {time.monotonic() - begin:.0f} s", flush=True)
+def _names(group: Sequence[Engine]) -> str:
+    return " and ".join(engine.name for engine in group)
+
+
+def _load(group: Sequence[Engine], env: dict[str, str]) -> None:
     for engine in group:
-        engine.tell("go")
-        while time.monotonic() < deadline and engine.ended is None:
-            time.sleep(0.2)
-        code = engine.ended
-        engine.end()
-        _add_log(options, engine)
-        said = "cut off" if code is None else f"exit code {code}"
-        print(f"{engine.name}: {said}, {deadline - time.monotonic():.0f} s are left", flush=True)
-        if code != 0:
-            print("\n".join(engine.log.read_text(errors="replace").splitlines()[-15:]), flush=True)
+        engine.load(env)
+
+
+def _order(options: argparse.Namespace, group: Sequence[Engine], env: dict[str, str]) -> None:
+    for engine in group:
+        engine.tell(json.dumps(_ordered(options, engine, env)))
+
+
+def _wait(group: Sequence[Engine], sign: str, deadline: float) -> None:
+    """Wait until all engines of a group are so far."""
+    while time.monotonic() < deadline and not all(engine.reached(sign) for engine in group):
+        time.sleep(0.1)
+
+
+def _time(options: argparse.Namespace, engine: Engine, deadline: float) -> None:
+    """Let a started engine time its cells, and end it."""
+    engine.tell("go")
+    engine.log.touch()
+    while time.monotonic() < deadline and engine.ended is None and engine.silent_s < options.stuck:
+        time.sleep(0.1)
+    code = engine.ended
+    said = f"exit code {code}"
+    if code is None:
+        said = "cut off" if engine.silent_s < options.stuck else f"stuck, printed nothing for {engine.silent_s:.0f} s"
+        engine.say_where()
+    engine.end()
+    _add_log(options, engine)
+    print(f"{engine.name}: {said}, {deadline - time.monotonic():.0f} s are left", flush=True)
+    if code != 0:
+        print("\n".join(engine.log.read_text(errors="replace").splitlines()[-15:]), flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -193,6 +256,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9, help="end before so many have passed")
+    parser.add_argument("--stuck", type=float, default=60, help="end an engine that has printed nothing for so long")
     parser.add_argument("--memory", type=float, default=150.7, help="GB of the GPU (default: an H200's)")
     parser.add_argument("--published", type=Path, default=PUBLISHED, help="acceptance lengths")
     parser.add_argument("--work", type=Path, default=Path("/tmp/mxq-gpu"), help="shapes and logs")
@@ -215,27 +279,46 @@ def _engines(options: argparse.Namespace) -> Iterator[Engine]:
                     "method": kind,
                     "num_speculative_tokens": int(tokens or 0),
                 }
-                needed = memory_needed(model, precision, kind, int(tokens or 0), most, MOST_TOKENS)
-                weights = needed.target + needed.drafter
+                weights = weights_needed(model, precision, kind)
                 room = options.memory * 1e9 * _SHARE - weights - _OVERHEAD
-                engine = Engine(
-                    about,
-                    _acceptance(published, about, options.workloads),
-                    weights,
-                    min(_SLACK * (needed.kv + needed.state), room),
-                    options.work,
-                )
+                blocks = blocks_needed(model, kind, int(tokens or 0), BUDGETS[-1], REQUEST + BUDGETS[-1])
+                number = min(most * blocks.each + _MORE_BLOCKS, int(room / blocks.bytes))
+                acceptance = _acceptance(published, about, options.workloads)
+                engine = Engine(about, acceptance, weights, blocks, number, options.work)
                 if not _complete(options, engine):
                     yield engine
 
 
 def _groups(engines: Sequence[Engine], room: float) -> Iterator[list[Engine]]:
-    """Yield engines that are started together: the next one, and later ones that there is room for beside it."""
-    waiting = list(engines)
+    """Yield engines that are started together: the next one, and others that there is room for beside it.
+
+    Where one compiles, which takes most of a start, others that compile something else come first; those without room
+    for their cache compile all the same, and are started again later. Two that would compile the same do not start
+    together.
+    """
+    waiting, compiled = list(engines), set[tuple[str, str, str]]()
     while waiting:
         group = [waiting.pop(0)]
+        free = room - group[0].bytes
+        others = sorted(waiting, key=lambda engine: engine.bytes) if group[0].family not in compiled else []
+        compiled.add(group[0].family)
+        joined: list[Engine] = []
+        for engine in others:
+            if engine.family not in compiled and engine.alone_compiling.bytes <= free:
+                free -= engine.alone_compiling.bytes
+                joined.append(engine)
+                compiled.add(engine.family)
+        for engine in joined:
+            more = engine.bytes - engine.alone_compiling.bytes
+            whole = more <= free
+            if whole:
+                free -= more
+                waiting.remove(engine)
+            group.append(engine if whole else engine.alone_compiling)
+        families = [engine.family for engine in group]
         for engine in list(waiting):
-            if sum(other.bytes for other in (*group, engine)) <= room:
+            if engine.family in compiled and engine.family not in families and engine.bytes <= free:
+                free -= engine.bytes
                 group.append(engine)
                 waiting.remove(engine)
         yield group
@@ -258,7 +341,7 @@ def _complete(options: argparse.Namespace, engine: Engine) -> bool:
     return all(path.exists() and len(json.loads(path.read_text())["repeats"]) >= options.repeats for path in paths)
 
 
-def _order(options: argparse.Namespace, engine: Engine, env: dict[str, str]) -> dict[str, Any]:
+def _ordered(options: argparse.Namespace, engine: Engine, env: dict[str, str]) -> dict[str, Any]:
     about = engine.about
     return {
         "engine": about,
@@ -270,22 +353,25 @@ def _order(options: argparse.Namespace, engine: Engine, env: dict[str, str]) -> 
         "repeats": options.repeats,
         "engine_args": {
             **ENGINE_ARGS,
-            "kv_cache_memory_bytes": round(engine.cache),
-            "compilation_config": {"cudagraph_capture_sizes": _graphs(options.concurrency, about)},
+            "block_size": engine.blocks.tokens,
+            "num_gpu_blocks_override": engine.number,
+            "compilation_config": {"cudagraph_capture_sizes": _graphs(options.concurrency, about["method"])},
         },
         "env": env,
         "results": str(options.out),
-        "ready": str(engine.ready),
+        "signs": {sign: str(engine.sign(sign)) for sign in ("here", "gate", "ready")},
     }
 
 
-def _graphs(concurrency: Sequence[int], about: dict[str, Any]) -> list[int]:
+def _graphs(concurrency: Sequence[int], method: str) -> list[int]:
     """Return the numbers of tokens that a pass is captured for: a start captures each, vLLM's own list has 51.
 
-    Those of every concurrency, and of so many requests in between that the last ones of a cell are hardly padded.
+    Those of every concurrency, and of so many requests in between that the last ones of a cell are hardly padded; for
+    every budget, since they are a part of the key under which compiled code is kept.
     """
-    each = 1 + about["num_speculative_tokens"]
-    return [each * requests for requests in sorted({1, 2, 4, *range(8, max(concurrency) + 1, 4), *concurrency})]
+    requests = {1, 2, 4, *range(8, max(concurrency) + 1, 4), *concurrency}
+    each = [1] if method == "ar" else [1 + budget for budget in BUDGETS if budget]
+    return sorted({number * tokens for number in requests for tokens in each})
 
 
 def _add_log(options: argparse.Namespace, engine: Engine) -> None:

@@ -1,13 +1,15 @@
 """Directories that vLLM takes for models of the published shapes: everything but weights, which it makes up itself."""
 
 import json
+import math
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mxq.checkpoint.compressed_tensors import compressed_tensors_config
 from mxq.hardware import machine, opening
-from mxq.hardware.memory import Need, need
+from mxq.hardware.memory import need
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURES = ROOT / "tests" / "data" / "architectures"
@@ -23,11 +25,53 @@ _KEPT = ("lm_head", "re:.*visual.*", "re:.*mtp.*", "re:.*in_proj_(a|b|ba)$", "re
 _KEPT_IN_MOE = ("re:.*self_attn.*", "re:.*linear_attn.*", "re:.*shared_expert.*")
 
 
-def memory_needed(name: str, precision: str, method: str, k: int, concurrency: int, tokens: int) -> Need:
-    """Return the bytes of an engine for so many requests of so many tokens at once."""
+def weights_needed(name: str, precision: str, method: str) -> float:
+    """Return the bytes of an engine's weights, a DFlash drafter's included."""
     drafter = str(ARCHITECTURES / f"{DRAFTERS[name]}.json")
     setup = opening.setup(machine.load("h200"), ARCHITECTURES / f"{name}.json", precision, drafter)
-    return need(setup, method, k, concurrency, tokens)
+    needed = need(setup, method, 0, 0, 0)
+    return needed.target + needed.drafter
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How vLLM's cache is laid out: all kinds of layers take blocks of one size from it.
+
+    Attributes:
+        tokens: of attention in a block (``block_size``).
+        bytes: of a block, for as many layers as a group has.
+        each: blocks that a request takes.
+    """
+
+    tokens: int
+    bytes: int
+    each: int
+
+
+def blocks_needed(name: str, method: str, k: int, most_k: int, request: int) -> Blocks:
+    """Return the blocks for requests of so many tokens (vLLM 0.25: ``_get_kv_cache_groups_uniform_page_size``).
+
+    Layers are grouped by kind, in groups of one size; a group has a block for each ``tokens`` of attention, or one for
+    each of K + 1 states of its gated DeltaNets. The block's size is that of ``most_k`` drafts, whatever K is: vLLM's
+    own would differ by a few percent, and be a part of the key under which compiled code is kept.
+    """
+    config = _config(name)["text_config"]
+    kinds = config["layer_types"]
+    attention, linear = kinds.count("full_attention"), kinds.count("linear_attention")
+    token = 4 * config["num_key_value_heads"] * config["head_dim"]  # bytes of K and V in bfloat16
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    convolved = (2 * keys + values) * (config["linear_conv_kernel_dim"] - 1 + most_k) * 2
+    state = convolved + values * config["linear_key_head_dim"] * 4
+    tokens = 16 * math.ceil(state / (16 * token))
+    layers = [linear, attention + (method == "mtp")]
+    if method == "dflash":
+        drafter = _config(DRAFTERS[name])
+        assert 4 * drafter["num_key_value_heads"] * drafter["head_dim"] == token
+        layers.append(drafter["num_hidden_layers"])
+    size = min(layers)
+    states, *others = (math.ceil(number / size) for number in layers)
+    return Blocks(tokens, size * tokens * token, states * (k + 1) + sum(others) * math.ceil(request / tokens))
 
 
 def write_target(name: str, precision: str, directory: Path) -> Path:

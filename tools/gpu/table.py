@@ -46,19 +46,18 @@ def with_table(text: str, cells: Cells) -> str:
 
 
 def _short(cells: Cells) -> Iterator[str]:
-    """Yield medians by model, workload and method, over plain decoding of bf16."""
+    """Yield medians of both precisions, over plain decoding of bf16, of the first workload of each model."""
     concurrencies = sorted({key[4] for key in cells})
-    yield "| model, workload | method | target | " + " | ".join(f"{c} in flight" for c in concurrencies) + " |"
-    yield "|---|---|---|" + "---|" * len(concurrencies)
-    for model, workload in dict.fromkeys((key[0], key[3]) for key in cells if key[3] != "any"):
-        mine = sorted({key[2] for key in cells if key[0] == model and key[3] in ("any", workload)}, key=_order)
-        for method in mine:
-            for precision in PRECISIONS:
-                row = [_cell(cells, model, precision, method, workload, c) for c in concurrencies]
-                plain = [_cell(cells, model, "bf16", "ar", "any", c) for c in concurrencies]
-                if any(row):
-                    shown = [_ratio(cell, base) for cell, base in zip(row, plain, strict=True)]
-                    yield f"| {model}, {workload} | {method} | {precision} | {' | '.join(shown)} |"
+    yield "| model, workload | method | " + " | ".join(f"{c} in flight: bf16, MXFP4" for c in concurrencies) + " |"
+    yield "|---|---|" + "---|" * len(concurrencies)
+    for model in dict.fromkeys(key[0] for key in cells):
+        workload = next((w for w in WORKLOADS if any(key[0] == model and key[3] == w for key in cells)), "any")
+        for method in sorted({key[2] for key in cells if key[0] == model and key[3] in ("any", workload)}, key=_order):
+            row = []
+            for c in concurrencies:
+                plain = _cell(cells, model, "bf16", "ar", "any", c)
+                row.append(", ".join(_ratio(_cell(cells, model, p, method, workload, c), plain) for p in PRECISIONS))
+            yield f"| {model}, {workload} | {method} | {' | '.join(row)} |"
 
 
 def _median(cell: dict[str, Any]) -> float:
@@ -102,12 +101,14 @@ def page(cells: Cells) -> Iterator[str]:
         f"gated DeltaNet. For how many there is room is what vLLM's log says of requests of {MOST_TOKENS} tokens; of "
         "these shorter ones there may be for one or two more.\n"
     )
-    if early := [key for key, cell in cells.items() if "kv_cache_memory_bytes" not in cell["engine_args"]]:
-        methods = ", ".join(dict.fromkeys(f"{model} {method} {precision}" for model, precision, method, *_ in early))
+    if any("VLLM_MOE_ROUTING_SIMULATION_STRATEGY" in cell["env"] and "A3B" in key[0] for key, cell in cells.items()):
         yield (
-            "Timed by an earlier form of these scripts, with 0.9 of the memory instead of a cache of its own size, and "
-            f"with graphs of vLLM's own sizes: {methods}.\n"
+            "Experts are drawn at random for each token, all alike often (vLLM's routing simulation): drafts of "
+            "made-up weights are alike, and would be sent to the same few.\n"
         )
+    if early := [key for key, cell in cells.items() if "num_gpu_blocks_override" not in cell["engine_args"]]:
+        methods = ", ".join(dict.fromkeys(f"{model} {method} {precision}" for model, precision, method, *_ in early))
+        yield f"Timed by earlier forms of these scripts, with a cache and graphs of other sizes: {methods}.\n"
     for model in dict.fromkeys(key[0] for key in cells):
         workloads = [w for w in dict.fromkeys(key[3] for key in cells if key[0] == model) if w != "any"]
         for workload in workloads:
