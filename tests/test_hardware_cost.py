@@ -124,6 +124,20 @@ def test_parts_by_hand() -> None:
     assert mtp["weights"] == kept["weights"]
 
 
+def test_kernels_that_unpack_read_and_multiply_one_after_the_other() -> None:
+    # A machine of round numbers, 1 TB/s and 100 TFLOP/s, which multiplies bf16 for nothing.
+    one = SETUPS["Qwen3.5-27B", "mxfp4"]
+    machine = replace(one.machine, bandwidth=1e12, packed_share=1.0, bf16=1e30, mxfp4=1e14)
+    longer, both = (replace(one, machine=replace(machine, packed_overlap=share)) for share in (1.0, 0.0))
+    for tokens in (1, 30, 1000):
+        parts = longer.step("ar", 0, tokens, 100), both.step("ar", 0, tokens, 100)
+        packed = parts[1]["operations"] / (2 * tokens / 1e14)  # parameters
+        reading, multiplying = packed * 17 / 32 / 1e12, packed * 2 * tokens / 1e14
+        assert packed == pytest.approx(24.3e9, rel=0.01)
+        assert parts[0]["operations"] == pytest.approx(max(0.0, multiplying - reading), rel=0.01, abs=1e-9)
+        assert {**parts[0], "operations": 0} == pytest.approx({**parts[1], "operations": 0})
+
+
 def test_operations_count_only_where_they_take_longer_than_reading() -> None:
     one = SETUPS["Qwen3.5-27B", "bf16"]
     few, many = one.step("ar", 0, 1, 100), one.step("ar", 0, 1000, 100)

@@ -49,6 +49,19 @@ def test_speed_against_the_budget() -> None:
     assert "predicted" in figure.get_supylabel()
 
 
+def test_measured_beside_predicted() -> None:
+    arms = predicted("mtp", 7, 8), predicted("ar", 0, 8), predicted("mtp", 3, 8)
+    found = [(100.0 * one.k + 80, one) for one in arms]
+    figure = steps.measured_vs_k({"8 in flight": [("mxfp4", found)]})
+    drawn = curves(figure.axes[0])
+    assert legend(figure) == list(drawn) == ["MTP, mxfp4, measured", "MTP, mxfp4, predicted"]
+    assert drawn["MTP, mxfp4, measured"] == ([0, 3, 7], [10, 47.5, 97.5])
+    by_k = {one.k: one.tokens_per_s / 8 for _, one in found}
+    assert drawn["MTP, mxfp4, predicted"] == ([0, 3, 7], pytest.approx([by_k[k] for k in (0, 3, 7)]))
+    marks, line = figure.axes[0].get_lines()
+    assert (marks.get_linestyle(), line.get_marker()) == ("None", "None"), "what was measured is no line"
+
+
 def test_speedup_against_requests_in_flight() -> None:
     found = {k: [predicted("dflash", k, c) for c in (1, 8, 32)] for k in (3, 15)}
     figure = steps.speedup_vs_concurrency({"chat": [("bf16", one) for one in found.values()]})

@@ -35,10 +35,14 @@ from mxq.hardware.predict import Load, tokens_per_s  # noqa: E402
 RESULTS = HERE.parent / "benchmarks" / "results"
 ARCHITECTURES = HERE.parent / "tests" / "data" / "architectures"
 DRAFTERS = {"Qwen3.5-27B": "Qwen3.5-27B-DFlash", "Qwen3.5-35B-A3B": "Qwen3.5-35B-A3B-DFlash-v1"}
-SPEED = ("layer_us", "draft_us", "scan_us", "snapshot_share")
+SPEED = ("layer_us", "draft_us", "snapshot_share")
+UNPACKED = ("packed_share", "matrix_mxfp4_tflops")
+"""Of kernels that unpack MXFP4 to bf16; the rate starts at the sheet's of bf16."""
 REST = ("packed_share", "prompt_ms")
-START = {"layer_us": 50, "draft_us": 200, "scan_us": 4, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
+START = {"layer_us": 50, "draft_us": 200, "scan_us": 0, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
 """Where the first machine's search begins, whatever was fitted before."""
+START_MI355X = {"layer_us": 50, "scan_us": 4}
+NO_SCAN = "taken to be 0: no cell tells it from 0, since bytes of snapshots take longer"
 SPEEDUP = ("Qwen3.5-27B", "math500")
 SPEEDUP_SAID = "27B best single-request speedup (MATH500, bf16, DFlash 15)"
 """What MI355X is fitted on beside one of its figures."""
@@ -80,7 +84,8 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     machines, others = fitted()
     texts = {machine.directory() / f"{one.name}.yaml": text_of(one) for one in machines.values()}
-    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, statements(machines["mi355x"]))
+    said = statements(machines["mi355x"])
+    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, overlapping(machines["h200"]), said)
     for path, text in texts.items():
         path.write_text(text)
         print(f"written to {path}")
@@ -97,14 +102,23 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     """Return every machine by name, and MI355X once more for each figure that it could have been fitted on."""
     published = read_published()
     timed = fit_prompt(opened("h200", measured.read_cells(RESULTS / "h200")))
+    timed = timed.with_constants({"scan_us": START["scan_us"]}, NO_SCAN)
     # B200 is fitted with what it is predicted with.
     b200 = fit(carried(opened("b200", measured.b200_cells(published)), timed, ["prompt_ms"]), SPEED)
-    h200 = fit(timed, (*SPEED, "packed_share"), before=b200)
+    b200 = b200.with_constants({"scan_us": START["scan_us"]}, NO_SCAN)
+    timed = replace(timed, constants=timed.constants | {UNPACKED[1]: timed.constants["matrix_bf16_tflops"]})
+    h200 = fit(timed, (*SPEED, *UNPACKED), before=b200)
     start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *REST))
+    start = replace(start, constants=start.constants | START_MI355X)
     mi355x = fit_overheads(start, start.on[0])
-    mi300x = carried(opened("mi300x", []), mi355x, (*SPEED, *REST))
+    mi300x = carried(opened("mi300x", []), mi355x, (*SPEED, *REST, "scan_us"))
     machines = (carried(b200, h200, REST), h200, mi355x, mi300x)
     return {one.name: one for one in machines}, [fit_overheads(start, cell) for cell in start.cells]
+
+
+def overlapping(h200: Fitted) -> Fitted:
+    """Return H200 fitted with the longer of reading and multiplying packed weights, as elsewhere, not with both."""
+    return fit(replace(h200, constants=h200.constants | {"packed_overlap": 1.0}), (*SPEED, *UNPACKED))
 
 
 def statements(mi355x: Fitted) -> list[tuple[str, str, str]]:
@@ -171,10 +185,10 @@ def predicted(on: machine.Machine, cell: Cell) -> float:
 def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitted:
     """Fit constants by least squares of log(predicted / measured) on the chosen cells.
 
-    With ``before``, each is drawn towards that machine's by one residual for a factor of two; ``packed_share``, which
-    no machine before has, towards 1.
+    With ``before``, each is drawn towards that machine's by one residual for a factor of two; those of MXFP4, which no
+    machine before was fitted with, towards where they start.
     """
-    middle = [(before or one).constants[name] for name in names]
+    middle = [(one if before is None or name in UNPACKED else before).constants[name] for name in names]
 
     def residuals(logs: Any) -> list[float]:
         values = dict(zip(names, map(math.exp, logs), strict=True))
@@ -197,8 +211,9 @@ def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitt
 
 
 def fit_prompt(one: Fitted) -> Fitted:
-    """Fit ``prompt_ms`` on times to the first token of the chosen cells."""
-    over = [cell.ttft_s - prompt(one, cell) for cell in one.on if cell.ttft_s is not None]
+    """Fit ``prompt_ms`` on times to the first token of the chosen cells of bf16, which no other constant matters to."""
+    chosen = [cell for cell in one.on if cell.precision == "bf16"]
+    over = [cell.ttft_s - prompt(one, cell) for cell in chosen if cell.ttft_s is not None]
     return one.with_constants({"prompt_ms": 1e3 * max(0.0, statistics.median(over))}, about(one))
 
 
@@ -224,7 +239,7 @@ def fit_overheads(one: Fitted, cell: Cell) -> Fitted:
     Two equations for two numbers. The figure alone does not say which of both the time of a step is; plain decoding
     has no snapshots to scan for, so that a speedup over it does.
     """
-    names = ("layer_us", "scan_us")
+    names = tuple(START_MI355X)
 
     def with_logs(logs: Any) -> Fitted:
         return replace(one, constants=one.constants | dict(zip(names, map(math.exp, logs), strict=True)))
@@ -234,7 +249,7 @@ def fit_overheads(one: Fitted, cell: Cell) -> Fitted:
         return [math.log(tried.predicted(cell) / cell.tokens_per_s), math.log(speedup(tried, *SPEEDUP) / said)]
 
     said = read_published()["throughput"][SPEEDUP_SAID]
-    solved = least_squares(misses, [math.log(START[name]) for name in names])
+    solved = least_squares(misses, [math.log(value) for value in START_MI355X.values()])
     assert max(map(abs, solved.fun)) < 1e-4, "both can be met"
     values = dict(zip(names, map(math.exp, solved.x), strict=True))
     source = f"fitted on one of {len(one.cells)} figures and one speedup (tools/fit_hardware.py, benchmarks/PREDICT.md)"

@@ -27,13 +27,12 @@ measured, less one. The bounds were set before there was a model.
 
 _CONSTANTS = """
 B200 is fitted first, with H200's `prompt_ms`. A constant of H200 is drawn towards B200's: a factor of two weighs as
-much as one cell that is 5 % off, which decides only while H200's cells are few. `scan_us` of B200 and H200 says little:
-their snapshots take longer by their bytes (but one request's of 35B-A3B on H200, which has no cell), and any smaller
-value would do. MI355X has H200's constants, since both ran vLLM, and two of its own, `layer_us` and `scan_us`, fitted
-on one of its four figures and the one speedup that the text gives for 27B: plain decoding has the one and not the
-other. MI300X has no cells and MI355X's overheads. `matrix_share`, H200's rate of MXFP4 and `prompt_ms` are from times
-to the first token on H200, those of held-out cells too but for `prompt_ms`. What constants mean is in
-`mxq/hardware/machine.py`, the formulas are in `mxq/hardware/cost.py`.
+much as one cell that is 5 % off, which decides only while H200's cells are few. `scan_us` of B200 and H200 is 0: bytes
+of snapshots take longer there. MI355X has H200's constants, since both ran vLLM, and two of its own, `layer_us` and
+`scan_us`, fitted on one of its four figures and the one speedup that the text gives for 27B: plain decoding has the one
+and not the other. MI300X has no cells and MI355X's overheads. `matrix_share` and `prompt_ms` are from times to the
+first token on H200 with bf16, those of held-out cells too but for `prompt_ms`; H200's rate of MXFP4 is fitted with
+`packed_share`. What constants mean is in `mxq/hardware/machine.py`, the formulas are in `mxq/hardware/cost.py`.
 """
 
 _B200 = """\
@@ -56,6 +55,12 @@ requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin. Spreads, cells
 and what is not timed yet: [H200.md](H200.md).
 """
 
+_OVERLAP = """\
+That reading packed weights and multiplying them are added here (`packed_overlap` 0) was decided on these cells. Fitted
+with the longer of both, as on machines whose matrix units take MXFP4, held-out ones are {:.1%} off at the median and
+{:.1%} at worst.
+"""
+
 _MI355X = """\
 ## AMD Instinct MI355X, vLLM with AITER
 
@@ -75,7 +80,7 @@ _END = """\
 - Queues: as many requests are in flight as the concurrency says, all the time and all equally long. The published runs
   of 128 requests end with fewer.
 - Which kernel was chosen, sizes without a tuned one, and steps that no graph was captured for: one share of the data
-  sheet stands for all matrix products. Marlin is slower at 32 tokens than reading or multiplying alone explains.
+  sheet stands for all matrix products.
 - Memory for activations and graphs, and what vLLM's blocks of one size leave unused: a few more requests may have to
   wait than the model thinks. With 32 requests and K 15, where each has 16 states of 150 MB, it has 2 of them wait on
   H200 with bf16, where vLLM's log has room for 26 of 1,024 tokens, and none with MXFP4, where none did.
@@ -87,17 +92,21 @@ _END = """\
 
 
 def page(
-    machines: "Mapping[str, Fitted]", others: "Sequence[Fitted]", statements: Sequence[tuple[str, str, str]]
+    machines: "Mapping[str, Fitted]",
+    others: "Sequence[Fitted]",
+    overlapping: "Fitted",
+    statements: Sequence[tuple[str, str, str]],
 ) -> str:
     """Return the page.
 
     Args:
         machines: by name.
         others: MI355X fitted on each of its figures in turn.
+        overlapping: H200 fitted as if reading and multiplying packed weights overlapped.
         statements: of AMD's text on MI355X: of what, published, predicted.
     """
-    mi355x = _mi355x(machines["mi355x"], others, statements)
-    return "\n".join([*_head(machines), *_b200(machines["b200"]), *_h200(machines["h200"]), *mi355x, _END])
+    mi355x, h200 = _mi355x(machines["mi355x"], others, statements), _h200(machines["h200"], overlapping)
+    return "\n".join([*_head(machines), *_b200(machines["b200"]), *h200, *mi355x, _END])
 
 
 def _head(machines: "Mapping[str, Fitted]") -> Iterator[str]:
@@ -105,8 +114,7 @@ def _head(machines: "Mapping[str, Fitted]") -> Iterator[str]:
     yield from _titles("machine", "cells", "fitted on", "held out: median", "bound", "worst", "bound")
     for name, bounds in _BOUNDS.items():
         one = machines[name]
-        errors = [abs(_error(one, cell)) for cell in one.cells if cell not in one.on]
-        pairs = zip((statistics.median(errors), max(errors)), bounds, strict=True)
+        pairs = zip(_held_out(one), bounds, strict=True)
         yield _row(
             one.gpu, len(one.cells), len(one.on), *(text for found, bound in pairs for text in _held(found, bound))
         )
@@ -115,6 +123,12 @@ def _head(machines: "Mapping[str, Fitted]") -> Iterator[str]:
     for name, one in machines.items():
         yield _row(name, *(f"{one.constants[constant]:g}" for constant in machine.FITTED))
     yield _CONSTANTS
+
+
+def _held_out(one: "Fitted") -> tuple[float, float]:
+    """Return median and largest error of the cells that were held out."""
+    errors = [abs(_error(one, cell)) for cell in one.cells if cell not in one.on]
+    return statistics.median(errors), max(errors)
 
 
 def _held(found: float, bound: float | None) -> tuple[str, str]:
@@ -139,10 +153,11 @@ def _b200(one: "Fitted") -> Iterator[str]:
     yield ""
 
 
-def _h200(one: "Fitted") -> Iterator[str]:
+def _h200(one: "Fitted", overlapping: "Fitted") -> Iterator[str]:
     yield _H200
     yield from _long(one, "measured")
     yield ""
+    yield _OVERLAP.format(*_held_out(overlapping))
 
 
 def _mi355x(one: "Fitted", others: "Sequence[Fitted]", statements: Sequence[tuple[str, str, str]]) -> Iterator[str]:

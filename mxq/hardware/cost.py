@@ -5,7 +5,8 @@ or K passes of the MTP head, and one of the target over B (K + 1). For each grou
 bytes or of its operations, whichever is longer (the roofline of Williams, Waterman and Patterson, CACM 52(4), 2009);
 groups, states and overheads are added, since one waits for the other::
 
-    matrices   max(bytes / bandwidth, 2 parameters tokens / rate); packed ones are read at a share of the bandwidth
+    matrices   max(bytes / bandwidth, 2 parameters tokens / rate); packed ones are read at a share of the bandwidth, and
+               where kernels unpack them to bf16 both times are added
     experts    those that tokens are sent through, see :func:`experts_touched`
     K/V        B context bytes of a token, in layers of full attention
     state      of gated DeltaNets, read and written once by each sequence
@@ -26,7 +27,7 @@ PARTS = (
     *("weights", "experts", "lm_head", "K/V", "state", "snapshots", "operations", "overhead"),
     *("draft weights", "draft lm_head", "draft K/V", "draft operations", "draft overhead"),
 )
-"""What a step consists of. ``operations`` is the time that matrix products take longer than reading their weights."""
+"""What a step consists of. ``operations`` is the time that matrix products take beyond reading their weights."""
 
 Parts = dict[str, float]
 """Seconds by part."""
@@ -113,14 +114,15 @@ class Setup:
     def _product(self, parts: Parts, name: str, parameters: float, tokens: float, *, packed: bool = False) -> None:
         machine = self.machine
         reading = parameters * BF16_BYTES / machine.bandwidth
-        rate = machine.bf16
+        rate, overlap = machine.bf16, 1.0
         if packed:
             assert machine.mxfp4 is not None, "checked before"
             reading = parameters * MXFP4_BYTES / (machine.bandwidth * machine.packed_share)
-            rate = machine.mxfp4
+            rate, overlap = machine.mxfp4, machine.packed_overlap
+        multiplying = 2 * parameters * tokens / rate
         parts[name] += reading
         draft = "draft " if name.startswith("draft ") else ""
-        parts[f"{draft}operations"] += max(0.0, 2 * parameters * tokens / rate - reading)
+        parts[f"{draft}operations"] += multiplying - overlap * min(reading, multiplying)
 
     def _mtp_pass(self, sequences: int, context: float) -> Parts:
         """Return one pass of the MTP head: its fc is bf16, and it has an lm_head to itself each time."""

@@ -20,14 +20,16 @@ SHEET = {
     "matrix_mxfp4_tflops": 1e12,
     "bandwidth_share": 1.0,
     "matrix_share": 1.0,
+    "packed_overlap": 1.0,
 }
 """Constants that are looked up or measured by themselves, with their unit in bytes, operations and seconds."""
 OVERHEADS = {"layer_us": 1e-6, "draft_us": 1e-6, "scan_us": 1e-6, "prompt_ms": 1e-3}
 SHARES = {"packed_share": 1.0, "snapshot_share": 1.0}
 FITTED = OVERHEADS | SHARES
 """Constants that are fitted on measured cells, with their unit in seconds."""
-_MAY_LACK = {"matrix_mxfp4_tflops"}
-_SHARES = {"bandwidth_share", "matrix_share", *SHARES}
+_MAY_LACK = {"matrix_mxfp4_tflops", "packed_overlap"}
+_MAY_BE_0 = {*OVERHEADS, "packed_overlap"}
+_SHARES = {"bandwidth_share", "matrix_share", "packed_overlap", *SHARES}
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Machine:
         bf16: operations per second that large matrix products reach: of the data sheet, times ``matrix_share``.
         mxfp4: the same of MXFP4 weights with what activations the engine gives them; None without a kernel.
         packed_share: packed weights are read at this share of ``bandwidth``.
+        packed_overlap: share of the shorter of reading packed weights and multiplying them that passes meanwhile; 1 if
+            the file does not say.
         snapshot_share: so are a gated DeltaNet's states behind each token of a verify pass written.
         layer_s: of a layer in a pass, beyond bytes and operations: launches, small kernels, waiting between them.
         draft_s: of a drafter's pass: sampling, and what the engine does between passes.
@@ -57,6 +61,7 @@ class Machine:
     bf16: float
     mxfp4: float | None
     packed_share: float
+    packed_overlap: float
     snapshot_share: float
     layer_s: float
     draft_s: float
@@ -78,6 +83,7 @@ class Machine:
             bf16=value["matrix_bf16_tflops"] * matrix,
             mxfp4=None if packed is None else packed * matrix,
             packed_share=value["packed_share"],
+            packed_overlap=value.get("packed_overlap", 1.0),
             snapshot_share=value["snapshot_share"],
             layer_s=value["layer_us"],
             draft_s=value["draft_us"],
@@ -153,7 +159,7 @@ def _constant(file: Path, key: str, entry: Any) -> float:
         isinstance(value, bool)
         or not isinstance(value, int | float)
         or not 0 <= value <= most
-        or (value == 0 and key not in OVERHEADS)
+        or (value == 0 and key not in _MAY_BE_0)
     ):
         said = "a share above 0, of at most 1" if key in _SHARES else "a number that can be"
         raise UsageError(f"hardware {file}: {key} is {value!r:.40}, not {said}", "give it as {value: ..., source: ...}")

@@ -46,6 +46,37 @@ def speed_vs_k(panels: Mapping[str, Sequence[Curve]]) -> "Figure":
     )
 
 
+def measured_vs_k(panels: Mapping[str, Sequence[tuple[Colour, Sequence[tuple[float, Prediction]]]]]) -> "Figure":
+    """Draw measured tokens per second and request as marks, and predicted ones as lines, against K; panels by title.
+
+    A curve is one of :data:`Curve`, with what was measured before each prediction.
+    """
+
+    def both(colour: Colour, found: Sequence[tuple[float, Prediction]]) -> tuple[Series, Series]:
+        found = sorted(found, key=lambda pair: pair[1].k)
+        method = found[-1][1].method
+        marks = tuple(Point(one.k, rate / one.load.concurrency) for rate, one in found)
+        line = tuple(Point(one.k, one.tokens_per_s / one.load.concurrency) for _, one in found)
+        name, marker = f"{NAMES[method]}, {colour}", _MARKERS[method == "mtp"]
+        return (
+            Series(f"{name}, measured", colour, marks, "", marker),
+            Series(f"{name}, predicted", colour, line, _LINES[method], ""),
+        )
+
+    return figure(
+        Picture(
+            key="measured-k",
+            title="Measured and predicted throughput against K",
+            x_label="draft tokens per pass, K (0: plain decoding)",
+            y_label="output tokens/s per request",
+            panels=tuple(
+                Panel(title, tuple(one for curve in curves for one in both(*curve))) for title, curves in panels.items()
+            ),
+            form="{:.1f}",
+        )
+    )
+
+
 def speedup_vs_concurrency(panels: Mapping[str, Sequence[Curve]]) -> "Figure":
     """Draw predicted speedups over plain decoding of the same target against requests in flight; panels by title."""
     return figure(
