@@ -107,6 +107,23 @@ def test_a_run_is_projected_onto_another_model() -> None:
     assert "acceptance of testbed:dense as measured" in shown.splitlines()[1]
 
 
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_a_recorded_run_is_projected_though_its_conversion_is_not_there(name: str) -> None:
+    found = as_json("--run", f"example:{name}", *MI355X)
+    assert found["notes"] == [f"{name}-mxfp4 is not there: mxfp4 is predicted as testbed:{name} by the recipe mxfp4."]
+    arms = {(one["target"], one["method"], one["k"]) for one in found["projections"]}
+    assert len(arms) == 2 * 7
+    there = as_json("--run", f"example:{name}", *MI355X, f"testbed:{name}", "--drafter", f"testbed:{name}-dflash")
+    assert (there["notes"], there["projections"]) == ([], found["projections"])
+    assert found["notes"][0] in invoke("--run", f"example:{name}", *MI355X).stdout
+
+
+def test_hardware_without_mxfp4_gets_the_arms_of_bf16() -> None:
+    found = as_json("--run", "example:dense", "--hardware", "mi300x")
+    assert found["notes"] == ["AMD Instinct MI300X has no kernel for MXFP4, whose arms are left out."]
+    assert {one["target"] for one in found["projections"]} == {"bf16"}
+
+
 def plain_run(tmp_path: Path) -> Path:
     """The run, with nothing but its plain arm."""
     run = tmp_path / "run"

@@ -34,7 +34,7 @@ def project(
 
     Args:
         summary: of the run.
-        setups: by target, ``bf16`` and ``mxfp4``, as far as the run has them.
+        setups: by target, ``bf16`` and ``mxfp4``; arms of a target that is not among them are left out.
         concurrency: requests in flight; by default those of the run.
         load: lengths of texts, whose concurrency does not count; by default those of each cell, on average.
 
@@ -50,6 +50,7 @@ def project(
     found = tuple(
         Projected(cell.arm, cell.workload, predict(setups[cell.arm.target], cell.arm.method, one, accepted))
         for cell, accepted in _accepted(summary)
+        if cell.arm.target in setups
         for one in _loads(summary, cell, concurrency or summary.concurrencies, load)
     )
     if not any(one.arm.method != "ar" for one in found):

@@ -1,5 +1,6 @@
 """``mxq predict --run``: a measured run projected onto other hardware."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,11 @@ def show(
     if model is not None and architecture is not None:
         raise UsageError("MODEL and --architecture are both given", "leave one out")
     summary = summarise(read(run))
-    setups = {target: _setup(summary, target, on, architecture or model, drafter) for target in summary.targets}
+    targets, notes = list(summary.targets), []
+    if on.mxfp4 is None and len(targets) == 2:
+        targets.remove("mxfp4")
+        notes.append(f"{on.gpu} has no kernel for MXFP4, whose arms are left out.")
+    setups = {target: _setup(summary, target, on, architecture or model, drafter, notes) for target in targets}
     projected = project(summary, setups, concurrency, load)
     accepting = summary.run.info["definition"]["targets"]
     names = ", ".join(dict.fromkeys(str(facts["spec"]) for facts in accepting.values()))
@@ -53,6 +58,7 @@ def show(
                     "hardware": on.name,
                     "gpu": on.gpu,
                     "sources": on.sources,
+                    "notes": notes,
                     "projections": [one.as_json() for one in projected],
                 },
                 indent=2,
@@ -60,12 +66,18 @@ def show(
         )
         return
     click.echo(f"Projection, nothing was run there: speed of {of} on one {on.gpu},")
-    click.echo(f"with the acceptance of {names} as measured in {run}\n")
+    click.echo(f"with the acceptance of {names} as measured in {run}")
+    for note in notes:
+        click.echo(note)
+    click.echo()
     _show(projected)
     click.echo("\nProjected numbers are predictions: benchmarks/PREDICT.md says how far such were from measured ones.")
 
 
-def _setup(summary: "Summary", target: str, on: "Machine", model: Path | str | None, drafter: str | None) -> "Setup":
+def _setup(
+    summary: "Summary", target: str, on: "Machine", model: Path | str | None, drafter: str | None, notes: list[str]
+) -> "Setup":
+    """Return a target's setup; adds to ``notes`` what has to be said of it."""
     from mxq.hardware.opening import setup
 
     definition = summary.run.info["definition"]
@@ -75,9 +87,17 @@ def _setup(summary: "Summary", target: str, on: "Machine", model: Path | str | N
         drafter = definition["drafter"]["spec"] if drafter is None else drafter
     if model is not None:
         return setup(on, model, target, drafter)
+    specs = {name: facts["spec"] for name, facts in definition["targets"].items()}
     try:
-        return setup(on, definition["targets"][target]["spec"], target, drafter)
+        return setup(on, specs[target], target, drafter)
     except MxqError as error:
+        if target == "mxfp4" and "bf16" in specs:  # a run whose conversion is gone, or which came from elsewhere
+            with contextlib.suppress(MxqError):
+                found = setup(on, specs["bf16"], target, drafter)
+                notes.append(
+                    f"{specs[target]} is not there: mxfp4 is predicted as {specs['bf16']} by the recipe mxfp4."
+                )
+                return found
         raise type(error)(
             f"the run's {target} target cannot be looked at: {error.message}", "give MODEL, or --architecture FILE"
         ) from error
