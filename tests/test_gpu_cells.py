@@ -1,10 +1,12 @@
 """tools/gpu: cells are timed by engines that are started together and timed alone, and shown with what they lack."""
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ class LLM:
         )
         process.start()
         process.join()
+        if self.name == os.environ.get("NEVER_STARTS"):
+            time.sleep(100)
         if self.name == os.environ.get("FAILS"):
             raise RuntimeError("CUDA out of memory")
         self.rates = Some(copy_=lambda new: setattr(self, "length", 1 + sum(chain(new))), new_tensor=list)
@@ -143,7 +147,7 @@ def test_engines_start_together_and_are_timed_alone(environment: dict[str, str],
 
 def test_an_engine_that_fails_costs_only_itself(environment: dict[str, str], tmp_path: Path) -> None:
     done = timed(environment, tmp_path, *DENSE, "--methods", "ar", "dflash-15", FAILS="Qwen3.5-27B-bf16-None")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "Qwen3.5-27B-bf16-ar-0: exit code 1" in done.stdout
     assert "CUDA out of memory" in done.stdout
     assert not any(name.startswith("Qwen3.5-27B-bf16-ar") for name in cells(tmp_path))
@@ -153,10 +157,68 @@ def test_an_engine_that_fails_costs_only_itself(environment: dict[str, str], tmp
 def test_an_engine_that_is_stuck_says_where_and_costs_only_itself(environment: dict[str, str], tmp_path: Path) -> None:
     words = (*DENSE, "--methods", "ar", "--stuck", "3")
     done = timed(environment, tmp_path, *words, HANGS="Qwen3.5-27B-bf16-None")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "Qwen3.5-27B-bf16-ar-0: stuck, printed nothing for 3 s" in done.stdout
     assert "in generate" in done.stdout, "what it was at"
     assert {name[:20] for name in cells(tmp_path)} == {"Qwen3.5-27B-mxfp4-ar"}
+
+
+def test_an_engine_that_never_starts_costs_only_itself(environment: dict[str, str], tmp_path: Path) -> None:
+    words = (*DENSE, "--methods", "ar", "--start", "8")
+    done = timed(environment, tmp_path, *words, NEVER_STARTS="Qwen3.5-27B-bf16-None")
+    assert done.returncode == 1, done.stderr
+    assert "Qwen3.5-27B-bf16-ar-0: stuck, not started after 8 s" in done.stdout
+    assert {name[:20] for name in cells(tmp_path)} == {"Qwen3.5-27B-mxfp4-ar"}
+
+
+def test_a_run_that_is_ended_ends_its_engines(environment: dict[str, str], tmp_path: Path) -> None:
+    env = environment | {"NOTES": str(tmp_path / "notes"), "NEVER_STARTS": "Qwen3.5-27B-bf16-None"}
+    words = ["--out", "cells", "--work", "work", "--cache", "cache", "--models", "Qwen3.5-27B", "--methods", "ar"]
+    command = [sys.executable, str(ROOT / "tools/gpu/run.py"), *words]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as run_:
+        while not (tmp_path / "notes").exists():
+            time.sleep(0.1)
+        assert len(processes_of(tmp_path)) >= 3
+        run_.terminate()
+        assert run_.wait(20) == 143
+    for _ in range(100):
+        if not processes_of(tmp_path):
+            return
+        time.sleep(0.1)
+    raise AssertionError("engines outlived the run")
+
+
+def processes_of(place: Path) -> list[str]:
+    """Those whose environment names the place."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(place / "notes").encode() in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
+
+
+def test_finished_cells_are_kept_beside_those_that_are_timed(environment: dict[str, str], tmp_path: Path) -> None:
+    words = ("--models", "Qwen3.5-27B", "--precisions", "mxfp4", "--methods", "mtp-3", "--workloads")
+    assert timed(environment, tmp_path, *words, "humaneval").returncode == 0
+    before = cells(tmp_path)
+    assert len(before) == 3
+    assert timed(environment, tmp_path, *words, "humaneval", "gsm8k").returncode == 0
+    after = cells(tmp_path)
+    assert len(after) == 6
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_gpu_that_is_too_small_is_told_by_how_much(environment: dict[str, str], tmp_path: Path) -> None:
+    done = timed(environment, tmp_path, *DENSE, "--methods", "ar", "--memory", "24")
+    assert done.returncode == 0
+    assert [line.split(" GB")[0] for line in done.stdout.splitlines()] == [
+        "Qwen3.5-27B-bf16-ar-0: not started, the GPU is 38.7",
+        "Qwen3.5-27B-mxfp4-ar-0: not started, the GPU is 2.9",
+    ]
+    assert cells(tmp_path) == {}
+    for wrong in (("--repeats", "0"), ("--concurrency", "-1")):
+        assert timed(environment, tmp_path, *DENSE, *wrong).returncode == 2
 
 
 def test_what_was_timed_before_stays_as_it_is(environment: dict[str, str], tmp_path: Path) -> None:
@@ -182,6 +244,7 @@ def test_engines_fit_into_the_memory_together() -> None:
         published=run.PUBLISHED,
         work=Path("nowhere"),
         out=Path("nowhere"),
+        repeats=3,
     )
     engines = list(run._engines(options))
     assert len(engines) == 2 * 7 * 2

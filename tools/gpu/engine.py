@@ -42,11 +42,14 @@ def main() -> None:
         _timed(llm, concurrency, seed=-1, output_tokens=64)  # warm, at the cell's own concurrency
     # Repeats are rounds over all cells, so that what drifts meanwhile is no property of a cell.
     rounds: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    run = os.getppid()
     for repeat in range(order["repeats"]):
         for workload, length in order["acceptance"].items():
             if length is not None:
                 _accept(llm, length, order["engine"]["num_speculative_tokens"])
-            for concurrency in order["concurrency"]:
+            for concurrency in (c for name, c in order["cells"] if name == workload):
+                if os.getppid() != run:
+                    os._exit(1)  # nobody waits for it, and another run may be timing
                 timed = _timed(llm, concurrency, seed=repeat, output_tokens=OUTPUT_TOKENS)
                 rounds.setdefault((workload, concurrency), []).append(timed)
                 _write(order, about, workload, length, concurrency, rounds[workload, concurrency])
@@ -60,8 +63,11 @@ def _wait_at_gate() -> None:
 
     signs = json.loads(os.environ["MXQ_GATE"])
     Path(signs["here"]).touch()
+    engine = os.getppid()
     while not Path(signs["gate"]).exists():
         time.sleep(0.05)
+        if os.getppid() != engine or not Path(f"/proc/{signs['run']}").exists():
+            os._exit(1)  # nobody will open it
 
 
 def _engine(order: dict[str, Any]) -> Any:
@@ -175,7 +181,11 @@ def _write(
         "finished": len(repeats) == order["repeats"],
         "repeats": repeats,
     }
-    path = Path(order["results"]) / f"{order['name']}-{workload}-c{concurrency}.json"
+    write_cell(Path(order["results"]) / f"{order['name']}-{workload}-c{concurrency}.json", cell)
+
+
+def write_cell(path: Path, cell: dict[str, Any]) -> None:
+    """Write a cell whole or not at all."""
     beside = path.with_suffix(".partial")
     beside.write_text(json.dumps(cell, indent=1) + "\n")
     beside.replace(path)

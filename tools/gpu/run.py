@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 PUBLISHED = HERE.parents[1] / "mxq" / "analysis" / "published.json"
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from engine import OUTPUT_TOKENS, PROMPT_TOKENS  # noqa: E402
+from engine import OUTPUT_TOKENS, PROMPT_TOKENS, write_cell  # noqa: E402
 from shapes import DRAFTERS, Blocks, blocks_needed, weights_needed, write_drafter, write_target  # noqa: E402
 
 REQUEST = PROMPT_TOKENS + OUTPUT_TOKENS
@@ -110,11 +110,20 @@ class Engine:
 
     def sign(self, of: str) -> Path:
         """Return a file that is there once it waits ("here"), may start ("gate"), or has started ("ready")."""
-        return self.work / f"{self.name}.{of}"
+        return self.work / f"{self.name}.{os.getpid()}.{of}"
 
     def reached(self, of: str) -> bool:
         """Whether it is so far, or has ended."""
         return self.ended is not None or self.sign(of).exists()
+
+    def left(self, options: argparse.Namespace) -> list[tuple[str, int]]:
+        """Return the cells that are not there with all their repeats: workload and concurrency."""
+        return [
+            (workload, c)
+            for workload in self.acceptance
+            for c in options.concurrency
+            if not _finished(options.out / f"{self.name}-{workload}-c{c}.json", options.repeats)
+        ]
 
     def load(self, env: dict[str, str]) -> None:
         """Start the process: it imports vLLM and waits."""
@@ -172,8 +181,9 @@ class Engine:
 
 
 def main() -> None:
-    """Run what there is time for."""
+    """Run what there is time for; exit code 1 if an engine failed, beside others that did not."""
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # engines have sessions of their own, and are ended below
     deadline = time.monotonic() + options.seconds - 10
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -181,32 +191,35 @@ def main() -> None:
     groups = list(_groups(list(_engines(options)), options.memory * 1e9 * _SHARE))
     for first in groups[:2]:
         _load(first, env)
-    _order(options, groups[0] if groups else (), env)
+    failed = False
     try:
+        _order(options, groups[0] if groups else (), env)
         for group, following, later in zip_longest(groups, groups[1:], groups[2:], fillvalue=()):
             left = deadline - time.monotonic()
             if left < _LEAST_S:
                 print(f"{_names(group)}: not started, {left:.0f} s are left", flush=True)
                 continue
             begin = time.monotonic()
-            _wait(group, "here", deadline)
+            late = begin + options.start
+            _wait(group, "here", min(late, deadline))
             for engine in group:
                 engine.sign("gate").touch()
             # All that imports does so while this group starts, and nothing while it is timed.
             _order(options, following, env)
             _load(later, env)
-            _wait(group, "ready", deadline)
+            _wait(group, "ready", min(late, deadline))
             print(f"{_names(group)}: started after {time.monotonic() - begin:.0f} s", flush=True)
-            _wait(following, "here", deadline)
+            _wait(following, "here", min(late, deadline))
             for engine in group:
                 if engine.compiles:
                     engine.end()
             for engine in group:
                 if not engine.compiles:
-                    _time(options, engine, deadline)
+                    failed |= _time(options, engine, deadline)
     finally:
         for engine in chain(*groups):
             engine.end(wait_s=0)
+    sys.exit(failed)
 
 
 def _names(group: Sequence[Engine]) -> str:
@@ -229,22 +242,27 @@ def _wait(group: Sequence[Engine], sign: str, deadline: float) -> None:
         time.sleep(0.1)
 
 
-def _time(options: argparse.Namespace, engine: Engine, deadline: float) -> None:
-    """Let a started engine time its cells, and end it."""
-    engine.tell("go")
-    engine.log.touch()
-    while time.monotonic() < deadline and engine.ended is None and engine.silent_s < options.stuck:
+def _time(options: argparse.Namespace, engine: Engine, deadline: float) -> bool:
+    """Let a started engine time its cells, and end it; return whether it failed, as no lack of time is."""
+    started = engine.reached("ready")
+    if started:
+        engine.tell("go")
+        engine.log.touch()
+    while time.monotonic() < deadline and started and engine.ended is None and engine.silent_s < options.stuck:
         time.sleep(0.1)
-    code = engine.ended
-    said = f"exit code {code}"
-    if code is None:
-        said = "cut off" if engine.silent_s < options.stuck else f"stuck, printed nothing for {engine.silent_s:.0f} s"
+    code, stuck = engine.ended, ""
+    if code is None and time.monotonic() < deadline:
+        stuck = (
+            f"printed nothing for {engine.silent_s:.0f} s" if started else f"not started after {options.start:.0f} s"
+        )
         engine.say_where()
     engine.end()
     _add_log(options, engine)
+    said = f"stuck, {stuck}" if stuck else "cut off" if code is None else f"exit code {code}"
     print(f"{engine.name}: {said}, {deadline - time.monotonic():.0f} s are left", flush=True)
     if code != 0:
         print("\n".join(engine.log.read_text(errors="replace").splitlines()[-15:]), flush=True)
+    return bool(stuck or code)
 
 
 def _options() -> argparse.Namespace:
@@ -253,16 +271,23 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", default=["bf16", "mxfp4"], choices=["bf16", "mxfp4"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--concurrency", nargs="+", type=_positive, default=[1, 8, 32])
+    parser.add_argument("--repeats", type=_positive, default=3)
     parser.add_argument("--seconds", type=float, default=1e9, help="end before so many have passed")
     parser.add_argument("--stuck", type=float, default=60, help="end an engine that has printed nothing for so long")
+    parser.add_argument("--start", type=float, default=600, help="end an engine that has not started after so long")
     parser.add_argument("--memory", type=float, default=150.7, help="GB of the GPU (default: an H200's)")
     parser.add_argument("--published", type=Path, default=PUBLISHED, help="acceptance lengths")
     parser.add_argument("--work", type=Path, default=Path("/tmp/mxq-gpu"), help="shapes and logs")
     parser.add_argument("--cache", type=Path, default=Path("/tmp/mxq-gpu/cache"), help="compiled code")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
 
 
 def _engines(options: argparse.Namespace) -> Iterator[Engine]:
@@ -282,10 +307,14 @@ def _engines(options: argparse.Namespace) -> Iterator[Engine]:
                 weights = weights_needed(model, precision, kind)
                 room = options.memory * 1e9 * _SHARE - weights - _OVERHEAD
                 blocks = blocks_needed(model, kind, int(tokens or 0), BUDGETS[-1], REQUEST + BUDGETS[-1])
-                number = min(most * blocks.each + _MORE_BLOCKS, int(room / blocks.bytes))
+                least = _LEAST_REQUESTS * blocks.each + _MORE_BLOCKS
+                number = max(least, min(most * blocks.each + _MORE_BLOCKS, int(room / blocks.bytes)))
                 acceptance = _acceptance(published, about, options.workloads)
                 engine = Engine(about, acceptance, weights, blocks, number, options.work)
-                if not _complete(options, engine):
+                short = engine.bytes - options.memory * 1e9 * _SHARE
+                if engine.left(options) and short > 0:
+                    print(f"{engine.name}: not started, the GPU is {short / 1e9:.1f} GB too small", flush=True)
+                elif engine.left(options):
                     yield engine
 
 
@@ -336,9 +365,8 @@ def _acceptance(published: dict[str, Any], engine: dict[str, Any], workloads: li
     return {name: lengths[published["workloads"].index(name)] for name in workloads}
 
 
-def _complete(options: argparse.Namespace, engine: Engine) -> bool:
-    paths = [options.out / f"{engine.name}-{name}-c{c}.json" for name in engine.acceptance for c in options.concurrency]
-    return all(path.exists() and len(json.loads(path.read_text())["repeats"]) >= options.repeats for path in paths)
+def _finished(path: Path, repeats: int) -> bool:
+    return path.exists() and len(json.loads(path.read_text())["repeats"]) >= repeats
 
 
 def _ordered(options: argparse.Namespace, engine: Engine, env: dict[str, str]) -> dict[str, Any]:
@@ -350,6 +378,7 @@ def _ordered(options: argparse.Namespace, engine: Engine, env: dict[str, str]) -
         "drafter": str(write_drafter(about["model"], options.work)),
         "acceptance": engine.acceptance,
         "concurrency": options.concurrency,
+        "cells": engine.left(options),
         "repeats": options.repeats,
         "engine_args": {
             **ENGINE_ARGS,
@@ -359,7 +388,7 @@ def _ordered(options: argparse.Namespace, engine: Engine, env: dict[str, str]) -
         },
         "env": env,
         "results": str(options.out),
-        "signs": {sign: str(engine.sign(sign)) for sign in ("here", "gate", "ready")},
+        "signs": {sign: str(engine.sign(sign)) for sign in ("here", "gate", "ready")} | {"run": str(os.getpid())},
     }
 
 
@@ -392,7 +421,7 @@ def _add_log(options: argparse.Namespace, engine: Engine) -> None:
     )
     added = {"kernels": chosen, "room_for": float(room[1]) if room else None}
     for path in engine.cells(options.out):
-        path.write_text(json.dumps(json.loads(path.read_text()) | added, indent=1) + "\n")
+        write_cell(path, json.loads(path.read_text()) | added)
 
 
 if __name__ == "__main__":
