@@ -76,6 +76,10 @@ def test_unknown_hardware_is_told_what_is_known() -> None:
         (content(layer_us={"value": True}), "layer_us is True"),
         (content(bandwidth_share={"value": 1.2}), "bandwidth_share is 1.2, not a share above 0, of at most 1"),
         (content(bandwidth_tb_s={"value": 0}), "bandwidth_tb_s is 0"),
+        (content(packed_overlap={"value": -0.1}), "packed_overlap is -0.1, not a share from 0 to 1"),
+        (content(bandwidth_tb_s={"value": "1e9"}), "bandwidth_tb_s is '1e9', not a number that can be"),
+        (content() | {"format": True}, "has format True"),
+        (content() | {"gpu": "a\nb"}, "has no gpu or no constants"),
         (content(bandwidth_tb_s={"value": float("nan")}), "bandwidth_tb_s is nan"),
     ],
 )
@@ -94,7 +98,16 @@ def test_a_constant_that_is_missing_is_named(tmp_path: Path) -> None:
         machine.load(str(tmp_path / "mine.yaml"))
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [1", "line 1 is not YAML"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "line 1 is not YAML"),
+        ("gpu: 2020-99-99", "is not YAML"),
+        ("a: " + "9" * 5000, "is not YAML"),
+        ("[" * 3000, "is not YAML"),
+        (None, "cannot be read.*; use one of b200, h200, mi300x, mi355x, or the path of a YAML file"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_named(text: str | None, message: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     if text is not None:

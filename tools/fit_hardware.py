@@ -30,6 +30,7 @@ from mxq.analysis.published import FILE as PUBLISHED  # noqa: E402
 from mxq.hardware import machine, measured, opening  # noqa: E402
 from mxq.hardware.cost import Setup  # noqa: E402
 from mxq.hardware.measured import Cell  # noqa: E402
+from mxq.hardware.memory import running  # noqa: E402
 from mxq.hardware.predict import Load, tokens_per_s  # noqa: E402
 
 RESULTS = HERE.parent / "benchmarks" / "results"
@@ -84,8 +85,10 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     machines, others = fitted()
     texts = {machine.directory() / f"{one.name}.yaml": text_of(one) for one in machines.values()}
-    said = statements(machines["mi355x"])
-    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, overlapping(machines["h200"]), said)
+    said, h200 = statements(machines["mi355x"]), machines["h200"]
+    behind = [pair for cell in h200.cells if cell not in h200.on and (pair := decoding(h200, cell))]
+    decode_only = [made / measured_ - 1 for made, measured_ in behind]
+    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, overlapping(h200), decode_only, said)
     for path, text in texts.items():
         path.write_text(text)
         print(f"written to {path}")
@@ -180,6 +183,20 @@ def predicted(on: machine.Machine, cell: Cell) -> float:
     """Return tokens per second of a cell on a machine."""
     load = Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens)
     return tokens_per_s(setup(on, cell.model, cell.precision), cell.method, cell.k, load, cell.acceptance_length)
+
+
+def decoding(one: Fitted, cell: Cell) -> tuple[float, float] | None:
+    """Return tokens per second of a cell without its prompts, predicted and measured: behind the median first token.
+
+    None where that was not measured, or not all requests have room at once.
+    """
+    load, on = Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens), one.machine
+    made = setup(on, cell.model, cell.precision)
+    if cell.ttft_s is None or running(made, cell.method, cell.k, cell.concurrency, load.longest) < cell.concurrency:
+        return None
+    step_s = sum(made.step(cell.method, cell.k, cell.concurrency, load.context).values())
+    took = cell.concurrency * cell.output_tokens / cell.tokens_per_s - cell.ttft_s
+    return cell.concurrency * cell.acceptance_length / step_s, cell.concurrency * (cell.output_tokens - 1) / took
 
 
 def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitted:

@@ -64,7 +64,9 @@ class _Counts(click.ParamType[tuple[int, ...]]):
             return value
         parts = value.split(",")
         if not all(re.fullmatch(r"[0-9]{1,6}", part) and int(part) for part in parts):
-            self.fail(f"{value!r:.40} is not a list of requests in flight; write it as 1,8,32", param, ctx)
+            self.fail(
+                f"{value!r:.40} is not a list of requests in flight; write it as 1,8,32, each below 1000000", param, ctx
+            )
         return tuple(sorted({int(part) for part in parts}))
 
 

@@ -127,16 +127,18 @@ def read(file: Path) -> tuple[str, dict[str, float], dict[str, str]]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"hardware {file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        hint = f"use one of {', '.join(names())}, or the path of a YAML file"
+        raise UsageError(f"hardware {file} cannot be read: {error.strerror}", hint) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates and numbers that there are not, deep nesting
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = "" if line is None else f", line {line + 1}"
         raise UsageError(f"hardware {file}{where} is not YAML", "write it like recipes/hardware/h200.yaml") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+    found = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or type(found) is not int or found != FORMAT:
         raise UsageError(f"hardware {file} has format {found!r}", f"this mxq reads format {FORMAT}")
     entries = content.get("constants")
-    if not isinstance(entries, dict) or not isinstance(content.get("gpu"), str):
+    gpu = content.get("gpu")
+    if not isinstance(entries, dict) or not isinstance(gpu, str) or not gpu.isprintable():
         raise UsageError(f"hardware {file} has no gpu or no constants", "write it like recipes/hardware/h200.yaml")
     known = (SHEET | FITTED).keys()
     wrong = [key for key in entries if key not in known] + [
@@ -146,7 +148,7 @@ def read(file: Path) -> tuple[str, dict[str, float], dict[str, str]]:
         problem = "does not exist" if wrong[0] in entries else "is missing"
         raise UsageError(f"hardware {file}: the constant {wrong[0]} {problem}", f"it has {', '.join(known)}")
     return (
-        content["gpu"],
+        gpu,
         {key: _constant(file, key, entry) for key, entry in entries.items()},
         {key: str(entry.get("source", "not said")) for key, entry in entries.items()},
     )
@@ -161,6 +163,9 @@ def _constant(file: Path, key: str, entry: Any) -> float:
         or not 0 <= value <= most
         or (value == 0 and key not in _MAY_BE_0)
     ):
-        said = "a share above 0, of at most 1" if key in _SHARES else "a number that can be"
-        raise UsageError(f"hardware {file}: {key} is {value!r:.40}, not {said}", "give it as {value: ..., source: ...}")
+        said = "a number that can be"
+        if key in _SHARES:
+            said = "a share from 0 to 1" if key in _MAY_BE_0 else "a share above 0, of at most 1"
+        hint = "give it as {value: ..., source: ...}, the value like 0.5 or 1.0e+9"
+        raise UsageError(f"hardware {file}: {key} is {value!r:.40}, not {said}", hint)
     return float(value)

@@ -47,7 +47,7 @@ def with_table(text: str, cells: Cells) -> str:
 
 def _short(cells: Cells) -> Iterator[str]:
     """Yield medians of both precisions, over plain decoding of bf16, of the first workload of each model."""
-    concurrencies = sorted({key[4] for key in cells})
+    concurrencies, waited = sorted({key[4] for key in cells}), False
     yield "| model, workload | method | " + " | ".join(f"{c} in flight: bf16, MXFP4" for c in concurrencies) + " |"
     yield "|---|---|" + "---|" * len(concurrencies)
     for model in dict.fromkeys(key[0] for key in cells):
@@ -57,7 +57,10 @@ def _short(cells: Cells) -> Iterator[str]:
             for c in concurrencies:
                 plain = _cell(cells, model, "bf16", "ar", "any", c)
                 row.append(", ".join(_ratio(_cell(cells, model, p, method, workload, c), plain) for p in PRECISIONS))
+            waited |= any("*" in text for text in row)
             yield f"| {model}, {workload} | {method} | {' | '.join(row)} |"
+    if waited:
+        yield "\n\\* Some requests waited for room."
 
 
 def _median(cell: dict[str, Any]) -> float:
@@ -67,8 +70,8 @@ def _median(cell: dict[str, Any]) -> float:
 def _ratio(cell: dict[str, Any] | None, base: dict[str, Any] | None) -> str:
     if cell is None:
         return "-"
-    rate = _median(cell)
-    return f"{_digits(rate)} ({rate / _median(base):.2f}x)" if base else _digits(rate)
+    rate, waited = _median(cell), "*" if any(_waited(repeat) for repeat in cell["repeats"]) else ""
+    return f"{_digits(rate)}{waited} ({rate / _median(base):.2f}x)" if base else f"{_digits(rate)}{waited}"
 
 
 def read(directory: Path) -> Cells:
@@ -99,7 +102,7 @@ def page(cells: Cells) -> Iterator[str]:
         "over plain decoding of the same precision, and for MXFP4 also over that of bf16. Where the GPU has no room "
         "for all requests at once, some wait until others have ended: with speculation each has K + 1 states of every "
         f"gated DeltaNet. For how many there is room is what vLLM's log says of requests of {MOST_TOKENS} tokens; of "
-        "these shorter ones there may be for one or two more.\n"
+        "these shorter ones there is for more.\n"
     )
     if any("VLLM_MOE_ROUTING_SIMULATION_STRATEGY" in cell["env"] and "A3B" in key[0] for key, cell in cells.items()):
         yield (
