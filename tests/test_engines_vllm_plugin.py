@@ -141,10 +141,10 @@ def test_rounded_activations_move_answers_as_far_as_in_process(battery: Battery,
         return float((theirs - ours).abs().mean() / (rounded - ours).abs().mean())
 
     assert 0.5 < moved(battery.answers(kind, "w4a4")) < 2
-    # How far two engines' bfloat16 are from each other depends on the processor: 0.1 to 0.3.
+    # How far two engines' bfloat16 are from each other depends on the processor: 0.1 to 0.4.
     assert moved(battery.answers(kind, "simulated")) < 0.5
     if kind == "moe":  # of which experts are all that is quantized
-        assert moved(battery.answers(kind, "w4a4", "unrounded experts")) < 0.3
+        assert moved(battery.answers(kind, "w4a4", "unrounded experts")) < 0.5
 
 
 @pytest.mark.parametrize("kind", testbed.NAMES)

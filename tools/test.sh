@@ -46,9 +46,10 @@ cd "$ROOT"
 check ruff check mxq tests tools notebooks
 check ruff format --check mxq tests tools notebooks
 check mypy
-# A file stays in one process, for what its tests share. One process more than processors, since many tests wait for
-# others; more than four want more memory than a laptop has.
-processes=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+# A file stays in one process, for what its tests share. As many processes as processors, of which nproc counts no more
+# than OMP_NUM_THREADS, at least two, since many tests wait; more than four want more memory than a laptop has.
+processes=$(env -u OMP_NUM_THREADS nproc)
+processes=$((processes < 2 ? 2 : processes > 4 ? 4 : processes))
 check tests pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder \
   ${select[@]+"${select[@]}"}
 
