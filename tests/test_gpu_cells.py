@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -233,20 +234,33 @@ def test_what_was_timed_before_stays_as_it_is(environment: dict[str, str], tmp_p
     assert "not started" in late.stdout
 
 
-def test_engines_fit_into_the_memory_together() -> None:
-    options = argparse.Namespace(
+def options_of(memory: float) -> argparse.Namespace:
+    return argparse.Namespace(
         models=["Qwen3.5-27B", "Qwen3.5-35B-A3B"],
         precisions=["bf16", "mxfp4"],
         methods=list(run.METHODS),
         workloads=["humaneval"],
         concurrency=[1, 8, 32],
-        memory=150.7,
+        memory=memory,
         published=run.PUBLISHED,
         work=Path("nowhere"),
         out=Path("nowhere"),
         repeats=3,
     )
-    engines = list(run._engines(options))
+
+
+@pytest.mark.parametrize("memory", [150.7, 200, 250, 300, 350, 400, 1000])
+def test_no_code_is_compiled_twice_at_once(memory: float) -> None:
+    compiled: set[tuple[str, str, str]] = set()
+    for group in run._groups(list(run._engines(options_of(memory))), 0.95 * memory * 1e9):
+        families = [engine.family for engine in group if engine.family not in compiled]
+        assert len(families) == len(set(families))
+        compiled |= set(families)
+    assert len(compiled) == 2 * 2 * 3
+
+
+def test_engines_fit_into_the_memory_together() -> None:
+    engines = list(run._engines(options_of(150.7)))
     assert len(engines) == 2 * 7 * 2
     groups = list(run._groups(engines, 0.95 * 150.7e9))
     started = [engine for group in groups for engine in group]
@@ -254,11 +268,6 @@ def test_engines_fit_into_the_memory_together() -> None:
     assert all(sum(engine.bytes for engine in group) <= 0.95 * 150.7e9 for group in groups)
     assert groups[0][0].name == "Qwen3.5-27B-bf16-ar-0"
     assert len(groups) < len(engines)
-    compiled: set[tuple[str, str, str]] = set()
-    for group in groups:  # no code is compiled twice
-        families = [engine.family for engine in group if engine.family not in compiled]
-        assert len(families) == len(set(families))
-        compiled |= set(families)
     (large,) = [engine for engine in engines if engine.name == "Qwen3.5-27B-bf16-dflash-15"]
     assert large.weights == pytest.approx(59e9, rel=0.02), "27B and a drafter of 2B in bfloat16"
     assert large.number < 32 * large.blocks.each, "32 requests do not fit"
@@ -322,6 +331,30 @@ def test_the_page_has_ratios_who_waited_and_what_is_missing(tmp_path: Path) -> N
         table.read(tmp_path / "none")
     with pytest.raises(SystemExit, match="no place for the table"):
         table.with_table("text", table.read(tmp_path))
+
+
+def test_figures_of_the_scripts_page_are_those_of_the_cells() -> None:
+    text = " ".join((ROOT / "tools/gpu/README.md").read_text().split())
+    started = sorted(
+        {
+            cell["started_s"]
+            for cell in table.read(ROOT / "benchmarks/results/h200").values()
+            if "num_gpu_blocks_override" in cell["engine_args"]
+        }
+    )
+    *found, first, second, cold = (f"{seconds:.0f}" for seconds in started)
+    assert f"took {cold} s so, later ones that compile {first} to {second} s" in text
+    assert f"those that find code {found[0]} to {found[-1]} s" in text
+
+    def pass_ms(method: str) -> float:
+        cells = table.read(ROOT / "benchmarks/results/h200-own-routing")
+        (cell,) = (cell for key, cell in cells.items() if key[2] == method and key[4] == 32)
+        passes = (cell["output_tokens"] - 1) / (cell["acceptance_length"] or 1)
+        took = [repeat["wall_s"] - repeat["median_ttft_s"] for repeat in cell["repeats"]]
+        return 1e3 * statistics.median(took) / passes
+
+    assert f"DFlash with K 3 took {pass_ms('dflash-3'):.1f} ms behind the first token" in text
+    assert f"with a quarter of its tokens, {pass_ms('ar'):.1f} " in text
 
 
 def test_pages_are_those_of_the_committed_cells() -> None:

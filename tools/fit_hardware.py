@@ -40,7 +40,7 @@ SPEED = ("layer_us", "draft_us", "snapshot_share")
 UNPACKED = ("packed_share", "matrix_mxfp4_tflops")
 """Of kernels that unpack MXFP4 to bf16; the rate starts at the sheet's of bf16."""
 REST = ("packed_share", "prompt_ms")
-START = {"layer_us": 50, "draft_us": 200, "scan_us": 0, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
+START = {"layer_us": 50, "draft_us": 200, "scan_us": 0.0, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
 """Where the first machine's search begins, whatever was fitted before."""
 START_MI355X = {"layer_us": 50, "scan_us": 4}
 NO_SCAN = "taken to be 0: no cell tells it from 0, since bytes of snapshots take longer"
@@ -86,9 +86,9 @@ def main() -> None:
     machines, others = fitted()
     texts = {machine.directory() / f"{one.name}.yaml": text_of(one) for one in machines.values()}
     said, h200 = statements(machines["mi355x"]), machines["h200"]
-    behind = [pair for cell in h200.cells if cell not in h200.on and (pair := decoding(h200, cell))]
-    decode_only = [made / measured_ - 1 for made, measured_ in behind]
-    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, overlapping(h200), decode_only, said)
+    errors = [decoding(h200, cell) for cell in h200.cells if cell not in h200.on]
+    behind = [error for error in errors if error is not None]
+    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, overlapping(h200), behind, said)
     for path, text in texts.items():
         path.write_text(text)
         print(f"written to {path}")
@@ -105,10 +105,8 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     """Return every machine by name, and MI355X once more for each figure that it could have been fitted on."""
     published = read_published()
     timed = fit_prompt(opened("h200", measured.read_cells(RESULTS / "h200")))
-    timed = timed.with_constants({"scan_us": START["scan_us"]}, NO_SCAN)
     # B200 is fitted with what it is predicted with.
     b200 = fit(carried(opened("b200", measured.b200_cells(published)), timed, ["prompt_ms"]), SPEED)
-    b200 = b200.with_constants({"scan_us": START["scan_us"]}, NO_SCAN)
     timed = replace(timed, constants=timed.constants | {UNPACKED[1]: timed.constants["matrix_bf16_tflops"]})
     h200 = fit(timed, (*SPEED, *UNPACKED), before=b200)
     start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *REST))
@@ -170,6 +168,7 @@ def one_of_three(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 def opened(name: str, cells: Sequence[Cell]) -> Fitted:
     """Return a machine as its file has it, but for what was fitted before, with its cells."""
     gpu, constants, sources = machine.read(machine.directory() / f"{name}.yaml")
+    sources |= {"scan_us": NO_SCAN}
     return Fitted(name, gpu, constants | START, sources, tuple(sorted(cells)), one_of_three(cells))
 
 
@@ -185,8 +184,8 @@ def predicted(on: machine.Machine, cell: Cell) -> float:
     return tokens_per_s(setup(on, cell.model, cell.precision), cell.method, cell.k, load, cell.acceptance_length)
 
 
-def decoding(one: Fitted, cell: Cell) -> tuple[float, float] | None:
-    """Return tokens per second of a cell without its prompts, predicted and measured: behind the median first token.
+def decoding(one: Fitted, cell: Cell) -> float | None:
+    """Return the error of a cell without its prompts: behind the median first token.
 
     None where that was not measured, or not all requests have room at once.
     """
@@ -194,9 +193,10 @@ def decoding(one: Fitted, cell: Cell) -> tuple[float, float] | None:
     made = setup(on, cell.model, cell.precision)
     if cell.ttft_s is None or running(made, cell.method, cell.k, cell.concurrency, load.longest) < cell.concurrency:
         return None
-    step_s = sum(made.step(cell.method, cell.k, cell.concurrency, load.context).values())
+    without = Load(cell.concurrency, load.context)
+    found = tokens_per_s(made, cell.method, cell.k, without, cell.acceptance_length)
     took = cell.concurrency * cell.output_tokens / cell.tokens_per_s - cell.ttft_s
-    return cell.concurrency * cell.acceptance_length / step_s, cell.concurrency * (cell.output_tokens - 1) / took
+    return found / (cell.concurrency * (cell.output_tokens - 1) / took) - 1
 
 
 def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitted:

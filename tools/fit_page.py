@@ -55,14 +55,12 @@ requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin. Spreads, cells
 and what is not timed yet: [H200.md](H200.md).
 """
 
-_DECODING = """\
+_MORE_OF_H200 = """\
 Both parts of a request are in these numbers. Without prompts, behind the median first token, the {} held-out cells
 where none waited are {:.1%} off at the median and {:.1%} at worst: that is what `mxq predict` prints where no lengths
 are given. Prompts of MXFP4 take longer than predicted where many are at once, and passes a little less: one rate
 stands for both.
 
-"""
-_OVERLAP = """\
 That reading packed weights and multiplying them are added here (`packed_overlap` 0) was decided on these cells. Fitted
 with the longer of both, as on machines whose matrix units take MXFP4, held-out ones are {:.1%} off at the median and
 {:.1%} at worst.
@@ -167,9 +165,7 @@ def _h200(one: "Fitted", overlapping: "Fitted", decoding: Sequence[float]) -> It
     yield from _long(one, "measured")
     yield ""
     errors = [abs(error) for error in decoding]
-    yield _DECODING.format(len(errors), statistics.median(errors), max(errors)) + _OVERLAP.format(
-        *_held_out(overlapping)
-    )
+    yield _MORE_OF_H200.format(len(errors), statistics.median(errors), max(errors), *_held_out(overlapping))
 
 
 def _mi355x(one: "Fitted", others: "Sequence[Fitted]", statements: Sequence[tuple[str, str, str]]) -> Iterator[str]:

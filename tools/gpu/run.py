@@ -293,7 +293,7 @@ def _positive(text: str) -> int:
 def _engines(options: argparse.Namespace) -> Iterator[Engine]:
     """Yield the engines that have cells to be timed, in order of importance."""
     published = json.loads(options.published.read_text())
-    most = max(options.concurrency)
+    most, memory = max(options.concurrency), options.memory * 1e9 * _SHARE
     for model in options.models:
         for method in options.methods:
             for precision in options.precisions:
@@ -305,17 +305,19 @@ def _engines(options: argparse.Namespace) -> Iterator[Engine]:
                     "num_speculative_tokens": int(tokens or 0),
                 }
                 weights = weights_needed(model, precision, kind)
-                room = options.memory * 1e9 * _SHARE - weights - _OVERHEAD
+                room = memory - weights - _OVERHEAD
                 blocks = blocks_needed(model, kind, int(tokens or 0), BUDGETS[-1], REQUEST + BUDGETS[-1])
                 least = _LEAST_REQUESTS * blocks.each + _MORE_BLOCKS
                 number = max(least, min(most * blocks.each + _MORE_BLOCKS, int(room / blocks.bytes)))
                 acceptance = _acceptance(published, about, options.workloads)
                 engine = Engine(about, acceptance, weights, blocks, number, options.work)
-                short = engine.bytes - options.memory * 1e9 * _SHARE
-                if engine.left(options) and short > 0:
-                    print(f"{engine.name}: not started, the GPU is {short / 1e9:.1f} GB too small", flush=True)
-                elif engine.left(options):
-                    yield engine
+                if not engine.left(options):
+                    continue
+                if engine.bytes > memory:
+                    short = (engine.bytes - memory) / 1e9
+                    print(f"{engine.name}: not started, the GPU is {short:.1f} GB too small", flush=True)
+                    continue
+                yield engine
 
 
 def _groups(engines: Sequence[Engine], room: float) -> Iterator[list[Engine]]:
