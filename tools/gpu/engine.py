@@ -1,10 +1,11 @@
 """One engine of vLLM, timed at several acceptances and concurrencies: run by tools/gpu/run.py, a process for each.
 
-Imports vLLM, reads its order as a line of JSON from standard input, starts vLLM, says that it is ready by a file, and
-times its cells once it is told to go, since other engines may start beside it. vLLM's core, a process that begins by
-importing this file, imports vLLM too and waits at a gate until the GPU is free. Writes one file per cell. Drafts are
-accepted at a given rate, whatever they are (``rejection_sample_method: synthetic``): what is timed is the work of a
-pass, whose cost does not depend on the weights, times the number of passes that an acceptance length means.
+Imports vLLM, says so by the file that its argument names, reads its order as a line of JSON from standard input, starts
+vLLM, says that it is ready by a file, and times its cells once it is told to go, since other engines may start beside
+it. vLLM's core, a process that begins by importing this file, imports vLLM too and waits at a gate until the GPU is
+free. Writes one file per cell. Drafts are accepted at a given rate, whatever they are (``rejection_sample_method:
+synthetic``): what is timed is the work of a pass, whose cost does not depend on the weights, times the number of passes
+that an acceptance length means.
 """
 
 import faulthandler
@@ -29,6 +30,7 @@ def main() -> None:
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     import vllm.entrypoints.llm  # noqa: F401
 
+    Path(sys.argv[1]).touch()
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     os.environ["MXQ_GATE"] = json.dumps(order["signs"])
     llm = _engine(order)
@@ -74,7 +76,7 @@ def _engine(order: dict[str, Any]) -> Any:
     from vllm import LLM
 
     engine, most = order["engine"], max(order["concurrency"])
-    speculation = None
+    speculation: dict[str, Any] | None = None
     if engine["method"] != "ar":
         tokens = engine["num_speculative_tokens"]
         speculation = {
@@ -82,8 +84,11 @@ def _engine(order: dict[str, Any]) -> Any:
             "num_speculative_tokens": tokens,
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": next(iter(order["acceptance"].values())),
-            **({"model": order["drafter"]} if engine["method"] == "dflash" else {}),
         }
+        if engine["method"] == "dflash":
+            speculation["model"] = order["drafter"]
+            if order["drafter_attention"]:
+                speculation["attention_backend"] = order["drafter_attention"]
     return LLM(
         model=order["target"],
         speculative_config=speculation,
@@ -178,6 +183,7 @@ def _write(
         "output_tokens": OUTPUT_TOKENS,
         "engine_args": order["engine_args"],
         "env": order["env"],
+        "drafter_attention": order["drafter_attention"],
         "finished": len(repeats) == order["repeats"],
         "repeats": repeats,
     }

@@ -109,7 +109,7 @@ class Engine:
         return replace(self, number=_LEAST_REQUESTS * self.blocks.each + _MORE_BLOCKS, compiles=True)
 
     def sign(self, of: str) -> Path:
-        """Return a file that is there once it waits ("here"), may start ("gate"), or has started ("ready")."""
+        """Return a file that is there once it has imported vLLM, waits ("here"), may start ("gate"), or is "ready"."""
         return self.work / f"{self.name}.{os.getpid()}.{of}"
 
     def reached(self, of: str) -> bool:
@@ -127,12 +127,12 @@ class Engine:
 
     def load(self, env: dict[str, str]) -> None:
         """Start the process: it imports vLLM and waits."""
-        for sign in ("here", "gate", "ready"):
+        for sign in ("imported", "here", "gate", "ready"):
             self.sign(sign).unlink(missing_ok=True)
         self._since = time.time()
         with self.log.open("wb") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "engine.py")],
+                [sys.executable, str(HERE / "engine.py"), str(self.sign("imported"))],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -210,6 +210,7 @@ def main() -> None:
             _wait(group, "ready", min(late, deadline))
             print(f"{_names(group)}: started after {time.monotonic() - begin:.0f} s", flush=True)
             _wait(following, "here", min(late, deadline))
+            _wait(later, "imported", min(late, deadline))
             for engine in group:
                 if engine.compiles:
                     engine.end()
@@ -276,6 +277,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1e9, help="end before so many have passed")
     parser.add_argument("--stuck", type=float, default=60, help="end an engine that has printed nothing for so long")
     parser.add_argument("--start", type=float, default=600, help="end an engine that has not started after so long")
+    parser.add_argument("--drafter-attention", help="of DFlash's drafter, as vLLM calls it (default: vLLM's choice)")
     parser.add_argument("--memory", type=float, default=150.7, help="GB of the GPU (default: an H200's)")
     parser.add_argument("--published", type=Path, default=PUBLISHED, help="acceptance lengths")
     parser.add_argument("--work", type=Path, default=Path("/tmp/mxq-gpu"), help="shapes and logs")
@@ -378,6 +380,7 @@ def _ordered(options: argparse.Namespace, engine: Engine, env: dict[str, str]) -
         "name": engine.name,
         "target": str(write_target(about["model"], about["precision"], options.work)),
         "drafter": str(write_drafter(about["model"], options.work)),
+        "drafter_attention": options.drafter_attention if about["method"] == "dflash" else None,
         "acceptance": engine.acceptance,
         "concurrency": options.concurrency,
         "cells": engine.left(options),
