@@ -34,7 +34,7 @@ def test_a_faster_machine_is_never_slower(
     for name in ("bandwidth", "bf16", "mxfp4"):
         faster = replace(one, machine=replace(one.machine, **{name: factor * getattr(one.machine, name)}))
         assert seconds(faster, method, k, concurrency, context) <= before * (1 + 1e-12)
-    for name in ("layer_s", "draft_s", "scan_s"):
+    for name in ("layer_s", "experts_s", "draft_s", "scan_s", "host_plain_s", "host_s", "host_draft_s"):
         slower = replace(one, machine=replace(one.machine, **{name: factor * getattr(one.machine, name)}))
         assert seconds(slower, method, k, concurrency, context) >= before * (1 - 1e-12)
 
@@ -43,7 +43,7 @@ def test_a_faster_machine_is_never_slower(
 def test_a_step_takes_longer_with_more_of_anything(
     one: Setup, method: str, k: int, concurrency: int, context: int
 ) -> None:
-    step = seconds(one, method, k, concurrency, context)
+    step = seconds(one, method, k, concurrency, context) * (1 - 1e-12)
     assert step <= seconds(one, method, k + 1, concurrency, context)
     assert step <= seconds(one, method, k, concurrency + 1, context)
     assert step <= seconds(one, method, k, concurrency, context + 1)
@@ -151,9 +151,42 @@ def test_prefill_is_counted_where_lengths_are_given() -> None:
     one = SETUPS["Qwen3.5-27B", "bf16"]
     load = Load.of_request(4, 256, 512)
     step = seconds(one, "mtp", 3, 4, 512)
-    whole = one.prompt(1024) + 511 / 2.5 * step
+    whole = one.prompts(4, 256) + 511 / 2.5 * step
     assert tokens_per_s(one, "mtp", 3, load, 2.5) == pytest.approx(4 * 512 / whole)
     assert tokens_per_s(one, "mtp", 3, Load(4, 512), 2.5) == pytest.approx(4 * 2.5 / step)
+
+
+def test_prompts_that_come_at_once_wait_for_the_host_three_times() -> None:
+    # A machine that takes no time but the host's, or none of the host's.
+    for one in (SETUPS[name, "bf16"] for name in NAMES):
+        free = replace(one.machine, bandwidth=1e30, bf16=1e30, experts_s=0.0, prompt_s=0.1)
+        host = replace(one, machine=free)
+        assert [host.prompts(count, 256) for count in (1, 2, 3, 32)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
+        gpu = replace(one, machine=replace(one.machine, prompt_s=0.0))
+        both = replace(one, machine=replace(one.machine, prompt_s=1e-6))
+        assert both.prompts(32, 256) == pytest.approx(gpu.prompts(32, 256) + 1e-6)
+
+
+def test_a_step_is_no_shorter_than_the_host_needs() -> None:
+    one = SETUPS["Qwen3.5-35B-A3B", "mxfp4"]
+    slow = replace(one, machine=replace(one.machine, host_plain_s=0.2, host_s=0.5, host_draft_s=0.1))
+    assert seconds(slow, "dflash", 15, 1, 1) == pytest.approx(0.5)
+    assert seconds(slow, "mtp", 4, 1, 1) == pytest.approx(0.5 + 3 * 0.1)
+    assert seconds(slow, "ar", 0, 1, 1) == pytest.approx(0.2)
+    none = replace(one, machine=replace(one.machine, host_plain_s=0.0, host_s=0.0, host_draft_s=0.0))
+    assert none.step("mtp", 4, 32, 1)["host"] == none.step("ar", 0, 1, 1)["host"] == 0
+    # Many requests keep the GPU busy for longer than the host needs.
+    assert one.step("mtp", 4, 32, 1) == none.step("mtp", 4, 32, 1)
+
+
+def test_layers_with_experts_have_an_overhead_of_their_own() -> None:
+    for name, layers in (("Qwen3.5-27B", 0), ("Qwen3.5-35B-A3B", 40)):
+        one = SETUPS[name, "bf16"]
+        bare = replace(one, machine=replace(one.machine, experts_s=0.0, host_plain_s=0.0, host_s=0.0))
+        more = replace(bare, machine=replace(bare.machine, experts_s=1e-3))
+        assert seconds(more, "ar", 0, 1, 1) - seconds(bare, "ar", 0, 1, 1) == pytest.approx(layers * 1e-3)
+        mtp = seconds(more, "mtp", 3, 1, 1) - seconds(bare, "mtp", 3, 1, 1)
+        assert mtp == pytest.approx((layers + 3 * bool(layers)) * 1e-3, rel=1e-6), "its layer has experts, too"
 
 
 def test_the_best_budget_is_the_best() -> None:

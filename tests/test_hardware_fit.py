@@ -125,9 +125,10 @@ def test_published_cells_have_the_published_acceptance() -> None:
 def test_the_page_has_every_cell(machines: dict[str, Fitted]) -> None:
     page = (ROOT / "benchmarks/PREDICT.md").read_text()
     for cell in machines["h200"].cells:
-        row = f"| {cell.model} | {cell.precision} | {cell.method}"
-        assert row in page
-    shown = sum(line.count(" / ") for line in page.splitlines() if line.startswith("| Qwen3.5"))
+        method = f"{cell.method}-{cell.k}" if cell.k else cell.method
+        assert f"| {cell.model} | {cell.precision} | {method} | {cell.workload} | {cell.concurrency} |" in page
+    of_b200 = page[page.index("## NVIDIA B200") : page.index("## NVIDIA H200")]
+    shown = sum(line.count(" / ") for line in of_b200.splitlines() if line.startswith("| Qwen3.5"))
     assert shown == len(machines["b200"].cells)
 
 

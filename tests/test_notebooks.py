@@ -13,7 +13,7 @@ FIGURES = {
     "02_aiter_layouts.ipynb": 5,
     "03_throughput.ipynb": 3,
     "04_is_it_preserved.ipynb": 3,
-    "05_where_the_time_goes.ipynb": 6,
+    "05_where_the_time_goes.ipynb": 7,
     "06_recipes.ipynb": 2,
 }
 

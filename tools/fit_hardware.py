@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,12 +38,18 @@ RESULTS = HERE.parent / "benchmarks" / "results"
 ARCHITECTURES = HERE.parent / "tests" / "data" / "architectures"
 DRAFTERS = {"Qwen3.5-27B": "Qwen3.5-27B-DFlash", "Qwen3.5-35B-A3B": "Qwen3.5-35B-A3B-DFlash-v1"}
 SPEED = ("layer_us", "draft_us", "snapshot_share")
+VLLM = ("experts_us", "host_plain_ms", "host_ms", "host_draft_ms")
+"""Of vLLM's kernels for experts and of its engine process; B200's cells are of another engine."""
 UNPACKED = ("packed_share", "matrix_mxfp4_tflops")
 """Of kernels that unpack MXFP4 to bf16; the rate starts at the sheet's of bf16."""
 REST = ("packed_share", "prompt_ms")
 START = {"layer_us": 50, "draft_us": 200, "scan_us": 0.0, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
+START |= dict.fromkeys(VLLM, 0.0)
 """Where the first machine's search begins, whatever was fitted before."""
+START_VLLM = {"experts_us": 15, "host_plain_ms": 5, "host_ms": 6, "host_draft_ms": 1}
+"""Where a search begins: for plain decoding above what comes out, since below that no cell waits for the host."""
 START_MI355X = {"layer_us": 50, "scan_us": 4}
+NO_VLLM = "vLLM's; taken to be 0 of SGLang, whose cells are fitted well without it"
 NO_SCAN = "taken to be 0: no cell tells it from 0, since bytes of snapshots take longer"
 SPEEDUP = ("Qwen3.5-27B", "math500")
 SPEEDUP_SAID = "27B best single-request speedup (MATH500, bf16, DFlash 15)"
@@ -88,7 +95,9 @@ def main() -> None:
     said, h200 = statements(machines["mi355x"]), machines["h200"]
     errors = [decoding(h200, cell) for cell in h200.cells if cell not in h200.on]
     behind = [error for error in errors if error is not None]
-    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(machines, others, overlapping(h200), behind, said)
+    texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(
+        machines, others, without(h200), behind, first_tokens(h200), said
+    )
     for path, text in texts.items():
         path.write_text(text)
         print(f"written to {path}")
@@ -107,19 +116,38 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     timed = fit_prompt(opened("h200", measured.read_cells(RESULTS / "h200")))
     # B200 is fitted with what it is predicted with.
     b200 = fit(carried(opened("b200", measured.b200_cells(published)), timed, ["prompt_ms"]), SPEED)
-    timed = replace(timed, constants=timed.constants | {UNPACKED[1]: timed.constants["matrix_bf16_tflops"]})
-    h200 = fit(timed, (*SPEED, *UNPACKED), before=b200)
-    start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *REST))
+    begun = START_VLLM | {UNPACKED[1]: timed.constants["matrix_bf16_tflops"]}
+    h200 = fit(replace(timed, constants=timed.constants | begun), (*SPEED, *VLLM, *UNPACKED), before=b200)
+    start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *VLLM, *REST))
     start = replace(start, constants=start.constants | START_MI355X)
     mi355x = fit_overheads(start, start.on[0])
-    mi300x = carried(opened("mi300x", []), mi355x, (*SPEED, *REST, "scan_us"))
+    mi300x = carried(opened("mi300x", []), mi355x, (*SPEED, *VLLM, *REST, "scan_us"))
     machines = (carried(b200, h200, REST), h200, mi355x, mi300x)
     return {one.name: one for one in machines}, [fit_overheads(start, cell) for cell in start.cells]
 
 
-def overlapping(h200: Fitted) -> Fitted:
-    """Return H200 fitted with the longer of reading and multiplying packed weights, as elsewhere, not with both."""
-    return fit(replace(h200, constants=h200.constants | {"packed_overlap": 1.0}), (*SPEED, *UNPACKED))
+def without(h200: Fitted) -> dict[str, Fitted]:
+    """Return H200 fitted without what was added to the model when its cells were seen."""
+    none = h200.constants | dict.fromkeys(VLLM, 0.0)
+    return {
+        "with the longer of reading packed weights and multiplying them, not both": fit(
+            replace(h200, constants=h200.constants | {"packed_overlap": 1.0}), (*SPEED, *VLLM, *UNPACKED)
+        ),
+        "without `experts_us` and times of the host": fit(replace(h200, constants=none), (*SPEED, *UNPACKED)),
+    }
+
+
+def first_tokens(one: Fitted) -> dict[tuple[str, str, int], tuple[float, float]]:
+    """Return the median seconds to the first token, measured and predicted, by model, precision and concurrency."""
+    found = defaultdict[tuple[str, str, int], list[tuple[float, float]]](list)
+    for cell in one.cells:
+        if cell.ttft_s is not None and decoding(one, cell) is not None:
+            arm = cell.model, cell.precision, cell.concurrency
+            found[arm].append((cell.ttft_s, prompts(one.machine, cell)))
+    return {
+        arm: (statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs))
+        for arm, pairs in found.items()
+    }
 
 
 def statements(mi355x: Fitted) -> list[tuple[str, str, str]]:
@@ -168,7 +196,7 @@ def one_of_three(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 def opened(name: str, cells: Sequence[Cell]) -> Fitted:
     """Return a machine as its file has it, but for what was fitted before, with its cells."""
     gpu, constants, sources = machine.read(machine.directory() / f"{name}.yaml")
-    sources |= {"scan_us": NO_SCAN}
+    sources |= {"scan_us": NO_SCAN, **dict.fromkeys(VLLM, NO_VLLM)}
     return Fitted(name, gpu, constants | START, sources, tuple(sorted(cells)), one_of_three(cells))
 
 
@@ -199,18 +227,26 @@ def decoding(one: Fitted, cell: Cell) -> float | None:
     return found / (cell.concurrency * (cell.output_tokens - 1) / took) - 1
 
 
-def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitted:
-    """Fit constants by least squares of log(predicted / measured) on the chosen cells.
+def off(one: Fitted, cell: Cell) -> float:
+    """Return the error of a cell, without its prompts where that is known."""
+    behind = decoding(one, cell)
+    return one.predicted(cell) / cell.tokens_per_s - 1 if behind is None else behind
 
-    With ``before``, each is drawn towards that machine's by one residual for a factor of two; those of MXFP4, which no
-    machine before was fitted with, towards where they start.
+
+def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitted:
+    """Fit constants by least squares of log(predicted / measured) on the chosen cells, without prompts where that is
+    known: ``prompt_ms`` is fitted by itself.
+
+    With ``before``, each is drawn towards that machine's by one residual for a factor of two; those of MXFP4 and of
+    vLLM, which no machine before was fitted with, towards where they start.
     """
-    middle = [(one if before is None or name in UNPACKED else before).constants[name] for name in names]
+    own = (*UNPACKED, *VLLM)
+    middle = [(one if before is None or name in own else before).constants[name] for name in names]
 
     def residuals(logs: Any) -> list[float]:
         values = dict(zip(names, map(math.exp, logs), strict=True))
         tried = replace(one, constants=one.constants | values)
-        found = [math.log(tried.predicted(cell) / cell.tokens_per_s) / _NOISE for cell in tried.on]
+        found = [math.log1p(off(tried, cell)) / _NOISE for cell in tried.on]
         if before is not None:
             found += [(log - math.log(value)) / _PRIOR for log, value in zip(logs, middle, strict=True)]
         return found
@@ -228,9 +264,13 @@ def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitt
 
 
 def fit_prompt(one: Fitted) -> Fitted:
-    """Fit ``prompt_ms`` on times to the first token of the chosen cells of bf16, which no other constant matters to."""
-    chosen = [cell for cell in one.on if cell.precision == "bf16"]
-    over = [cell.ttft_s - prompt(one, cell) for cell in chosen if cell.ttft_s is not None]
+    """Fit ``prompt_ms`` on times to the first token of the chosen cells of bf16, which no other constant matters to.
+
+    Those of one request: of several, the engine takes the first that come in passes of their own.
+    """
+    chosen = [cell for cell in one.on if (cell.precision, cell.concurrency) == ("bf16", 1)]
+    bare = replace(one.machine, prompt_s=0.0)
+    over = [cell.ttft_s - prompts(bare, cell) for cell in chosen if cell.ttft_s is not None]
     return one.with_constants({"prompt_ms": 1e3 * max(0.0, statistics.median(over))}, about(one))
 
 
@@ -239,10 +279,9 @@ def about(one: Fitted) -> str:
     return f"fitted on {len(one.on)} of {len(one.cells)} cells (tools/fit_hardware.py, benchmarks/PREDICT.md)"
 
 
-def prompt(one: Fitted, cell: Cell) -> float:
-    """Return the seconds of a pass over a cell's prompts but for ``prompt_ms``."""
-    made = setup(replace(one.machine, prompt_s=0.0), cell.model, cell.precision)
-    return made.prompt(cell.concurrency * cell.prompt_tokens)
+def prompts(on: machine.Machine, cell: Cell) -> float:
+    """Return the seconds that a cell's prompts take on a machine."""
+    return setup(on, cell.model, cell.precision).prompts(cell.concurrency, cell.prompt_tokens)
 
 
 def carried(one: Fitted, origin: Fitted, names: Iterable[str]) -> Fitted:

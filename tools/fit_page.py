@@ -27,12 +27,14 @@ measured, less one. The bounds were set before there was a model.
 
 _CONSTANTS = """
 B200 is fitted first, with H200's `prompt_ms`. A constant of H200 is drawn towards B200's: a factor of two weighs as
-much as one cell that is 5 % off, which decides only while H200's cells are few. `scan_us` of B200 and H200 is 0: bytes
-of snapshots take longer there. MI355X has H200's constants, since both ran vLLM, and two of its own, `layer_us` and
-`scan_us`, fitted on one of its four figures and the one speedup that the text gives for 27B: plain decoding has the one
-and not the other. MI300X has no cells and MI355X's overheads. `matrix_share` and `prompt_ms` are from times to the
-first token on H200 with bf16, those of held-out cells too but for `prompt_ms`; H200's rate of MXFP4 is fitted with
-`packed_share`. What constants mean is in `mxq/hardware/machine.py`, the formulas are in `mxq/hardware/cost.py`.
+much as one cell that is 5 % off. `scan_us` of B200 and H200 is 0: bytes of snapshots take longer there. `experts_us`
+and those of the host are vLLM's, fitted on H200; SGLang's are taken to be 0. MI355X has H200's constants, since both
+ran vLLM, and two of its own, `layer_us` and `scan_us`, fitted on one of its four figures and the one speedup that the
+text gives for 27B: plain decoding has the one and not the other. MI300X has no cells and MI355X's overheads. H200's are
+fitted on passes, behind the median first token, but for cells where requests waited. `matrix_share` and `prompt_ms` are
+from times to the first token on H200 with bf16, those of held-out cells too but for `prompt_ms`, which is from one
+request; H200's rate of MXFP4 is fitted with `packed_share`. What constants mean is in `mxq/hardware/machine.py`, the
+formulas are in `mxq/hardware/cost.py`.
 """
 
 _B200 = """\
@@ -51,19 +53,25 @@ _H200 = """\
 ## NVIDIA H200, vLLM 0.25.1
 
 Real shapes with made-up weights, drafts accepted at a rate that is set, 256 prompt and 512 output tokens, all
-requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin. Spreads, cells with fewer than three repeats so far,
-and what is not timed yet: [H200.md](H200.md).
+requests sent at once (`tools/gpu`); MXFP4 weight-only on Marlin; experts of 35B-A3B drawn at random for each token.
+Spreads, cells with fewer than three repeats so far, and what is not timed yet: [H200.md](H200.md).
 """
 
 _MORE_OF_H200 = """\
 Both parts of a request are in these numbers. Without prompts, behind the median first token, the {} held-out cells
 where none waited are {:.1%} off at the median and {:.1%} at worst: that is what `mxq predict` prints where no lengths
-are given. Prompts of MXFP4 take longer than predicted where many are at once, and passes a little less: one rate
-stands for both.
+are given. Those with one request of 35B-A3B are the worst: the GPU waits for vLLM's own process there (`host_ms`),
+whose time differs from start to start and from repeat to repeat.
 
-That reading packed weights and multiplying them are added here (`packed_overlap` 0) was decided on these cells. Fitted
-with the longer of both, as on machines whose matrix units take MXFP4, held-out ones are {:.1%} off at the median and
-{:.1%} at worst.
+Median first token, measured / predicted, in ms, of cells where none waited. Marlin multiplies slower for so many tokens
+than the rate that fits its passes:
+"""
+
+_TERMS = """
+What was added to the model when these cells were seen: reading packed weights and multiplying them are added up
+(`packed_overlap` 0); vLLM has an overhead of its own for experts, and a host that a step waits for; prompts that come
+at once take three passes, which the host prepares (with 8 requests of 35B-A3B they took three times as long as one
+pass). Fitted without the first two, held-out cells are off by:
 """
 
 _MI355X = """\
@@ -80,8 +88,9 @@ Which figure is fitted on, beside the speedup, matters. Errors of all four, by t
 _END = """\
 ## What the model leaves out
 
-- Tokens of one text prefer the same experts. Here each is sent through any, so that DFlash on 35B-A3B with K 15 is
-  predicted too slow on most texts.
+- Tokens of one text prefer the same experts. Here each is sent through any, and so it was in H200's cells, so that
+  DFlash on 35B-A3B with K 15 is predicted too slow on most texts.
+- A slower or busier host than that of the H200: `host_ms` is MI355X's too.
 - Queues: as many requests are in flight as the concurrency says, all the time and all equally long. The published runs
   of 128 requests end with fewer.
 - Which kernel was chosen, sizes without a tuned one, and steps that no graph was captured for: one share of the data
@@ -89,8 +98,7 @@ _END = """\
 - Memory for activations and graphs, and what vLLM's blocks of one size leave unused: a few more requests may have to
   wait than the model thinks. With 32 requests and K 15, where each has 16 states of 150 MB, it has 2 of them wait on
   H200 with bf16 and DFlash, where vLLM's log has room for 26 of 1,024 tokens, and none with MXFP4, where none did.
-- Operations of attention, of which only bytes count; the processor's time, but as part of the overheads; communication
-  between GPUs: only one GPU is predicted.
+- Operations of attention, of which only bytes count; communication between GPUs: only one GPU is predicted.
 - MXFP4 activations: no cell with them was fitted on. B200 and MI355X are taken to read packed weights at the share of
   bandwidth that Marlin reaches on H200.
 """
@@ -99,8 +107,9 @@ _END = """\
 def page(
     machines: "Mapping[str, Fitted]",
     others: "Sequence[Fitted]",
-    overlapping: "Fitted",
+    without: "Mapping[str, Fitted]",
     decoding: Sequence[float],
+    prompts: Mapping[tuple[str, str, int], tuple[float, float]],
     statements: Sequence[tuple[str, str, str]],
 ) -> str:
     """Return the page.
@@ -108,11 +117,13 @@ def page(
     Args:
         machines: by name.
         others: MI355X fitted on each of its figures in turn.
-        overlapping: H200 fitted as if reading and multiplying packed weights overlapped.
+        without: H200 fitted without a term of the model, by what that is called.
         decoding: errors of H200's held-out cells without their prompts.
+        prompts: median seconds to H200's first token, measured and predicted, by model, precision and concurrency.
         statements: of AMD's text on MI355X: of what, published, predicted.
     """
-    mi355x, h200 = _mi355x(machines["mi355x"], others, statements), _h200(machines["h200"], overlapping, decoding)
+    mi355x = _mi355x(machines["mi355x"], others, statements)
+    h200 = _h200(machines["h200"], without, decoding, prompts)
     return "\n".join([*_head(machines), *_b200(machines["b200"]), *h200, *mi355x, _END])
 
 
@@ -151,6 +162,10 @@ def _b200(one: "Fitted") -> Iterator[str]:
     for row in sorted({(cell.model, cell.concurrency, cell.workload) for cell in one.cells}):
         mine = {(c.method, c.k): c for c in one.cells if (c.model, c.concurrency, c.workload) == row}
         yield _row(*row, *(_short(one, mine[method]) for method in methods))
+    yield from _by_method(one)
+
+
+def _by_method(one: "Fitted") -> Iterator[str]:
     yield ""
     yield from _titles("held out", "cells", "median", "worst")
     for model, method in sorted({(cell.model, cell.method) for cell in one.cells}):
@@ -160,12 +175,31 @@ def _b200(one: "Fitted") -> Iterator[str]:
     yield ""
 
 
-def _h200(one: "Fitted", overlapping: "Fitted", decoding: Sequence[float]) -> Iterator[str]:
+def _h200(
+    one: "Fitted",
+    without: "Mapping[str, Fitted]",
+    decoding: Sequence[float],
+    prompts: Mapping[tuple[str, str, int], tuple[float, float]],
+) -> Iterator[str]:
     yield _H200
-    yield from _long(one, "measured")
-    yield ""
+    yield from _long(one, "measured", workloads=True)
+    yield from _by_method(one)
     errors = [abs(error) for error in decoding]
-    yield _MORE_OF_H200.format(len(errors), statistics.median(errors), max(errors), *_held_out(overlapping))
+    yield _MORE_OF_H200.format(len(errors), statistics.median(errors), max(errors))
+    counts = sorted({concurrency for _, _, concurrency in prompts})
+    yield from _titles("model", "precision", *(f"{count} at once" for count in counts))
+    for model, precision in sorted({arm[:2] for arm in prompts}):
+        found = [prompts.get((model, precision, count)) for count in counts]
+        yield _row(model, precision, *("-" if pair is None else _milliseconds(*pair) for pair in found))
+    yield _TERMS
+    yield from _titles("the model", "median", "worst")
+    for name, other in {"as it is": one, **without}.items():
+        yield _row(name, *(f"{error:.1%}" for error in _held_out(other)))
+    yield ""
+
+
+def _milliseconds(measured: float, predicted: float) -> str:
+    return f"{1e3 * measured:.0f} / {1e3 * predicted:.0f}"
 
 
 def _mi355x(one: "Fitted", others: "Sequence[Fitted]", statements: Sequence[tuple[str, str, str]]) -> Iterator[str]:
@@ -182,13 +216,15 @@ def _mi355x(one: "Fitted", others: "Sequence[Fitted]", statements: Sequence[tupl
     yield ""
 
 
-def _long(one: "Fitted", source: str) -> Iterator[str]:
+def _long(one: "Fitted", source: str, *, workloads: bool = False) -> Iterator[str]:
     yield from _titles(
-        "model", "precision", "method", "c", "acceptance length", f"{source} tok/s", "predicted", "error", "used"
+        *("model", "precision", "method", *(["workload"] if workloads else []), "c"),
+        *("acceptance length", f"{source} tok/s", "predicted", "error", "used"),
     )
     for cell in one.cells:
         yield _row(
-            *(cell.model, cell.precision, _method(cell.method, cell.k), cell.concurrency),
+            *(cell.model, cell.precision, _method(cell.method, cell.k)),
+            *([cell.workload, cell.concurrency] if workloads else [cell.concurrency]),
             *(f"{cell.acceptance_length:.3f}", _digits(cell.tokens_per_s), _digits(one.predicted(cell))),
             *(f"{_error(one, cell):+.1%}", "fitted on" if cell in one.on else "held out"),
         )

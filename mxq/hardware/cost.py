@@ -14,7 +14,8 @@ groups, states and overheads are added, since one waits for the other::
                max(scan, B bytes / (bandwidth snapshot_share)) for each token and layer. vLLM 0.32 does so
                (``third_party/flash_linear_attention/ops/fused_recurrent.py``), and SGLang
                (``intermediate_ssm_state_cache`` of ``mem_cache/memory_pool.py``).
-    overhead   for each layer and for each of the drafter's passes
+    overhead   for each layer, more for one with experts, and for each of the drafter's passes
+    host       what the engine's own process needs for a step beyond the GPU's time: no step is shorter
 """
 
 from collections import defaultdict
@@ -26,8 +27,13 @@ from mxq.hardware.shape import BF16, BF16_BYTES, MXFP4_BYTES, DrafterShape, Pack
 PARTS = (
     *("weights", "experts", "lm_head", "K/V", "state", "snapshots", "operations", "overhead"),
     *("draft weights", "draft lm_head", "draft K/V", "draft operations", "draft overhead"),
+    "host",
 )
 """What a step consists of. ``operations`` is the time that matrix products take beyond reading their weights."""
+
+PROMPT_PASSES = 3
+"""Over prompts that come at once, by an engine that plans ahead: of the first, of those that came meanwhile, and of the
+rest. The host prepares each, so that short ones wait for it."""
 
 Parts = dict[str, float]
 """Seconds by part."""
@@ -71,13 +77,21 @@ class Setup:
                 parts[part] = drafts * seconds
         elif drafts:
             parts |= self._dflash_pass(concurrency, drafts + 1, context)
+        passes = drafts if method == "mtp" else min(drafts, 1)
+        parts["host"] = max(0.0, self.machine.host(passes) - sum(parts.values()))
         return {part: parts.get(part, 0.0) for part in PARTS}
 
-    def prompt(self, tokens: int) -> float:
-        """Return the seconds of a pass over ``tokens`` tokens of prompts, which lm_head sees the last ones of only."""
+    def prompts(self, requests: int, tokens: int) -> float:
+        """Return the seconds until ``requests`` requests that come at once have their first tokens.
+
+        Args:
+            requests: how many.
+            tokens: of each one's prompt, which lm_head sees the last one of only.
+        """
         parts = _none()
-        self._layers(parts, tokens)
-        return sum(parts.values()) + self.machine.prompt_s
+        self._layers(parts, requests * tokens)
+        host = self.machine.prompt_s
+        return max(host + sum(parts.values()), min(requests, PROMPT_PASSES) * host)
 
     def _target_pass(self, sequences: int, queries: int, context: float) -> Parts:
         target, machine, tokens = self.target, self.machine, sequences * queries
@@ -90,7 +104,7 @@ class Setup:
         if queries > 1:
             one = max(machine.scan_s, state / (machine.bandwidth * machine.snapshot_share))
             parts["snapshots"] = target.gdn_layers * queries * one
-        parts["overhead"] = target.layers * machine.layer_s
+        parts["overhead"] += target.layers * machine.layer_s
         return dict(parts)
 
     def _layers(self, parts: Parts, tokens: int) -> None:
@@ -110,6 +124,7 @@ class Setup:
         self._product(parts, name, layers * touched * target.expert, worked, packed=packed.experts)
         self._product(parts, name, layers * target.shared, tokens, packed=packed.shared)
         self._product(parts, name, layers * target.router, tokens)
+        parts["draft overhead" if name.startswith("draft ") else "overhead"] += layers * self.machine.experts_s
 
     def _product(self, parts: Parts, name: str, parameters: float, tokens: float, *, packed: bool = False) -> None:
         machine = self.machine
@@ -133,7 +148,7 @@ class Setup:
         self._experts(parts, "draft weights", 1, sequences, packed)
         self._product(parts, "draft lm_head", target.lm_head, sequences)
         parts["draft K/V"] = sequences * context * target.kv_bytes / self.machine.bandwidth
-        parts["draft overhead"] = self.machine.layer_s + self.machine.draft_s
+        parts["draft overhead"] += self.machine.layer_s + self.machine.draft_s
         return dict(parts)
 
     def _dflash_pass(self, sequences: int, queries: int, context: float) -> Parts:

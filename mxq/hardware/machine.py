@@ -23,11 +23,13 @@ SHEET = {
     "packed_overlap": 1.0,
 }
 """Constants that are looked up or measured by themselves, with their unit in bytes, operations and seconds."""
-OVERHEADS = {"layer_us": 1e-6, "draft_us": 1e-6, "scan_us": 1e-6, "prompt_ms": 1e-3}
+OVERHEADS = dict.fromkeys(("layer_us", "experts_us", "draft_us", "scan_us"), 1e-6) | dict.fromkeys(
+    ("host_plain_ms", "host_ms", "host_draft_ms", "prompt_ms"), 1e-3
+)
 SHARES = {"packed_share": 1.0, "snapshot_share": 1.0}
 FITTED = OVERHEADS | SHARES
 """Constants that are fitted on measured cells, with their unit in seconds."""
-_MAY_LACK = {"matrix_mxfp4_tflops", "packed_overlap"}
+_MAY_LACK = {"matrix_mxfp4_tflops", "packed_overlap", "experts_us", "host_plain_ms", "host_ms", "host_draft_ms"}
 _MAY_BE_0 = {*OVERHEADS, "packed_overlap"}
 _SHARES = {"bandwidth_share", "matrix_share", "packed_overlap", *SHARES}
 
@@ -48,8 +50,13 @@ class Machine:
             the file does not say.
         snapshot_share: so are a gated DeltaNet's states behind each token of a verify pass written.
         layer_s: of a layer in a pass, beyond bytes and operations: launches, small kernels, waiting between them.
+        experts_s: more of a layer with experts: choosing them, sorting tokens, adding up; 0 if the file does not say.
         draft_s: of a drafter's pass: sampling, and what the engine does between passes.
         scan_s: of a token in one gated DeltaNet of a verify pass, since tokens wait for each other there.
+        host_plain_s: what the engine's own process takes for a step of plain decoding while the GPU works, so that none
+            is shorter; 0 if the file does not say.
+        host_s: the same of a step with drafts, whose drafter makes one pass; 0 if the file does not say.
+        host_draft_s: more of it for each of the drafter's passes behind the first; 0 if the file does not say.
         prompt_s: of a pass over prompts, which runs outside of graphs.
         sources: constant -> where its value is from.
     """
@@ -64,10 +71,18 @@ class Machine:
     packed_overlap: float
     snapshot_share: float
     layer_s: float
+    experts_s: float
     draft_s: float
     scan_s: float
+    host_plain_s: float
+    host_s: float
+    host_draft_s: float
     prompt_s: float
     sources: dict[str, str]
+
+    def host(self, passes: int) -> float:
+        """Return the seconds that the host takes for a step in which the drafter makes so many passes."""
+        return self.host_s + (passes - 1) * self.host_draft_s if passes else self.host_plain_s
 
     @classmethod
     def of(cls, name: str, gpu: str, constants: dict[str, float], sources: dict[str, str]) -> "Machine":
@@ -86,8 +101,12 @@ class Machine:
             packed_overlap=value.get("packed_overlap", 1.0),
             snapshot_share=value["snapshot_share"],
             layer_s=value["layer_us"],
+            experts_s=value.get("experts_us", 0.0),
             draft_s=value["draft_us"],
             scan_s=value["scan_us"],
+            host_plain_s=value.get("host_plain_ms", 0.0),
+            host_s=value.get("host_ms", 0.0),
+            host_draft_s=value.get("host_draft_ms", 0.0),
             prompt_s=value["prompt_ms"],
             sources=sources,
         )

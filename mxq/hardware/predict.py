@@ -114,8 +114,8 @@ def tokens_per_s(setup: Setup, method: str, k: int, load: Load, acceptance_lengt
     """Return output tokens of all requests per second.
 
     Requests that find no room in memory wait. Where lengths are given, all requests are sent at once, and it is over
-    the time until the last one ends: for each group that runs at once a pass over its prompts, which gives the first
-    token of each, and steps until the last.
+    the time until the last one ends: for each group that runs at once its prompts, which give the first token of each,
+    and steps until the last.
 
     Raises:
         MxqError: not even one request fits the machine's memory.
@@ -128,10 +128,8 @@ def tokens_per_s(setup: Setup, method: str, k: int, load: Load, acceptance_lengt
     whole = 0.0
     for count, requests in ((groups, most), (1, rest)):
         if requests:
-            one = setup.prompt(requests * load.prompt_tokens) + steps * _step_s(
-                setup, method, k, requests, load.context
-            )
-            whole += count * one
+            decoding = steps * _step_s(setup, method, k, requests, load.context)
+            whole += count * (setup.prompts(requests, load.prompt_tokens) + decoding)
     return load.concurrency * load.output_tokens / whole
 
 

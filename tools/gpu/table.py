@@ -18,6 +18,10 @@ Cells = dict[tuple[str, str, str, str, int], dict[str, Any]]
 """Model, precision, method with its budget, workload ("any" for plain decoding), concurrency -> a cell."""
 
 PRECISIONS = ("bf16", "mxfp4")
+HANGS = {
+    ("Qwen3.5-35B-A3B", "dflash-15"): "with 8 requests a step of vLLM 0.25.1 takes 55 s (tools/gpu/README.md)",
+}
+"""Arms that were tried and cannot be timed, and why."""
 BEGIN, END = "<!-- tools/gpu/table.py writes from here -->", "<!-- to here -->"
 
 
@@ -130,6 +134,9 @@ def _missing(cells: Cells) -> Iterator[str]:
             if left:
                 said = "everything" if len(left) == len(arms) else ", ".join(left)
                 yield f"- {model}, {workload}: {said}"
+    for (model, method), why in HANGS.items():
+        if (model, "bf16", method, WORKLOADS[0]) not in there:
+            yield f"- {model} {method} was tried: {why}"
     short = [
         f"- {' '.join(map(str, key[:3]))}, {key[4]} in flight: {len(cell['repeats'])} repeats only"
         for key, cell in cells.items()
