@@ -356,7 +356,6 @@ def test_the_page_has_ratios_who_waited_and_what_is_missing(tmp_path: Path) -> N
     assert "dflash-15 mxfp4" in left
     assert "ar bf16" not in left
     assert "dflash-15 bf16" not in left
-    assert "- Qwen3.5-35B-A3B dflash-15 was tried: with 8 requests a step of vLLM 0.25.1 takes 55 s" in text
     with pytest.raises(SystemExit, match="no cells in"):
         table.read(tmp_path / "none")
     with pytest.raises(SystemExit, match="no place for the table"):
@@ -387,6 +386,14 @@ def test_figures_of_the_scripts_page_are_those_of_the_cells() -> None:
 
 
 def test_what_the_readme_says_of_mxfp4_is_so() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        "with 27B whole requests gain with up to 32 tokens in a pass (requests times K + 1) and lose from 64 on"
+        in readme
+    )
+    assert (
+        "35B-A3B, which reads more experts the more tokens a pass has, gains in all cells but plain decoding" in readme
+    )
     committed = table.read(ROOT / "benchmarks/results/h200")
     rates = {
         key: statistics.median(repeat["tokens_per_s"] for repeat in cell["repeats"]) for key, cell in committed.items()
@@ -398,6 +405,7 @@ def test_what_the_readme_says_of_mxfp4_is_so() -> None:
         tokens = count * (1 + int(method.partition("-")[2] or 0))
         gains = tokens <= 32 if model == "Qwen3.5-27B" else tokens > 1
         # Plain decoding drafts nothing, and has as many tokens in a pass as requests.
+        assert tokens <= 32 or tokens >= 64
         assert (rate > wide) == gains, (model, method, workload, count)
 
 

@@ -156,15 +156,18 @@ def test_prefill_is_counted_where_lengths_are_given() -> None:
     assert tokens_per_s(one, "mtp", 3, Load(4, 512), 2.5) == pytest.approx(4 * 2.5 / step)
 
 
-def test_prompts_that_come_at_once_wait_for_the_host_three_times() -> None:
-    # A machine that takes no time but the host's, or none of the host's.
+def test_prompts_that_come_at_once_take_passes_that_the_host_prepares() -> None:
     for one in (SETUPS[name, "bf16"] for name in NAMES):
-        free = replace(one.machine, bandwidth=1e30, bf16=1e30, experts_s=0.0, prompt_s=0.1)
-        host = replace(one, machine=free)
-        assert [host.prompts(count, 256) for count in (1, 2, 3, 32)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
-        gpu = replace(one, machine=replace(one.machine, prompt_s=0.0))
-        both = replace(one, machine=replace(one.machine, prompt_s=1e-6))
+        assert one.machine.prompt_passes == 3
+        free = replace(one, machine=replace(one.machine, bandwidth=1e30, bf16=1e30, prompt_s=0.1))
+        assert [free.prompts(count, 256) for count in (1, 2, 3, 32)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
+        single = replace(free, machine=replace(free.machine, prompt_passes=1.0))
+        assert single.prompts(32, 256) == pytest.approx(0.1)
+        # Where the GPU takes longer than the host, it is one pass.
+        gpu, both = (replace(one, machine=replace(one.machine, prompt_s=seconds)) for seconds in (0.0, 1e-6))
         assert both.prompts(32, 256) == pytest.approx(gpu.prompts(32, 256) + 1e-6)
+        # What experts cost beside bytes and operations is in prompt_s, as layers' is.
+        assert replace(gpu, machine=replace(gpu.machine, experts_s=1.0)).prompts(4, 256) == gpu.prompts(4, 256)
 
 
 def test_a_step_is_no_shorter_than_the_host_needs() -> None:
@@ -182,11 +185,17 @@ def test_a_step_is_no_shorter_than_the_host_needs() -> None:
 def test_layers_with_experts_have_an_overhead_of_their_own() -> None:
     for name, layers in (("Qwen3.5-27B", 0), ("Qwen3.5-35B-A3B", 40)):
         one = SETUPS[name, "bf16"]
-        bare = replace(one, machine=replace(one.machine, experts_s=0.0, host_plain_s=0.0, host_s=0.0))
+        bare = replace(one, machine=replace(one.machine, experts_s=0.0, host_plain_s=0.0, host_s=0.0, host_draft_s=0.0))
         more = replace(bare, machine=replace(bare.machine, experts_s=1e-3))
         assert seconds(more, "ar", 0, 1, 1) - seconds(bare, "ar", 0, 1, 1) == pytest.approx(layers * 1e-3)
         mtp = seconds(more, "mtp", 3, 1, 1) - seconds(bare, "mtp", 3, 1, 1)
         assert mtp == pytest.approx((layers + 3 * bool(layers)) * 1e-3, rel=1e-6), "its layer has experts, too"
+
+
+def test_no_break_even_is_below_one() -> None:
+    one = SETUPS["Qwen3.5-35B-A3B", "mxfp4"]
+    slow = replace(one, machine=replace(one.machine, host_plain_s=1.0, host_s=0.0, host_draft_s=0.0))
+    assert predict(slow, "dflash", Load(1, 100), of_length(2, 7)).break_even == 1
 
 
 def test_the_best_budget_is_the_best() -> None:

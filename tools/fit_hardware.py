@@ -42,14 +42,15 @@ VLLM = ("experts_us", "host_plain_ms", "host_ms", "host_draft_ms")
 """Of vLLM's kernels for experts and of its engine process; B200's cells are of another engine."""
 UNPACKED = ("packed_share", "matrix_mxfp4_tflops")
 """Of kernels that unpack MXFP4 to bf16; the rate starts at the sheet's of bf16."""
+OF_H200 = (*SPEED, *VLLM, *UNPACKED)
 REST = ("packed_share", "prompt_ms")
 START = {"layer_us": 50, "draft_us": 200, "scan_us": 0.0, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
 START |= dict.fromkeys(VLLM, 0.0)
 """Where the first machine's search begins, whatever was fitted before."""
 START_VLLM = {"experts_us": 15, "host_plain_ms": 5, "host_ms": 6, "host_draft_ms": 1}
-"""Where a search begins: for plain decoding above what comes out, since below that no cell waits for the host."""
+"""Where the search for vLLM's begins, and towards which it is drawn as others are towards the machine before."""
 START_MI355X = {"layer_us": 50, "scan_us": 4}
-NO_VLLM = "vLLM's; taken to be 0 of SGLang, whose cells are fitted well without it"
+NO_VLLM = "vLLM's; taken to be 0 of SGLang"
 NO_SCAN = "taken to be 0: no cell tells it from 0, since bytes of snapshots take longer"
 SPEEDUP = ("Qwen3.5-27B", "math500")
 SPEEDUP_SAID = "27B best single-request speedup (MATH500, bf16, DFlash 15)"
@@ -96,7 +97,7 @@ def main() -> None:
     errors = [decoding(h200, cell) for cell in h200.cells if cell not in h200.on]
     behind = [error for error in errors if error is not None]
     texts[HERE.parent / "benchmarks" / "PREDICT.md"] = page(
-        machines, others, without(h200), behind, first_tokens(h200), said
+        machines, others, without(h200, machines["b200"]), behind, first_tokens(h200), waiting(h200), said
     )
     for path, text in texts.items():
         path.write_text(text)
@@ -117,7 +118,7 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     # B200 is fitted with what it is predicted with.
     b200 = fit(carried(opened("b200", measured.b200_cells(published)), timed, ["prompt_ms"]), SPEED)
     begun = START_VLLM | {UNPACKED[1]: timed.constants["matrix_bf16_tflops"]}
-    h200 = fit(replace(timed, constants=timed.constants | begun), (*SPEED, *VLLM, *UNPACKED), before=b200)
+    h200 = fit(replace(timed, constants=timed.constants | begun), OF_H200, before=b200)
     start = carried(opened("mi355x", measured.mi355x_cells(published)), h200, (*SPEED, *VLLM, *REST))
     start = replace(start, constants=start.constants | START_MI355X)
     mi355x = fit_overheads(start, start.on[0])
@@ -126,15 +127,30 @@ def fitted() -> tuple[dict[str, Fitted], list[Fitted]]:
     return {one.name: one for one in machines}, [fit_overheads(start, cell) for cell in start.cells]
 
 
-def without(h200: Fitted) -> dict[str, Fitted]:
+def without(h200: Fitted, b200: Fitted) -> dict[str, Fitted]:
     """Return H200 fitted without what was added to the model when its cells were seen."""
-    none = h200.constants | dict.fromkeys(VLLM, 0.0)
+
+    def fitted_with(constants: dict[str, float]) -> Fitted:
+        begun = replace(h200, constants=h200.constants | constants)
+        return fit(begun, [name for name in OF_H200 if begun.constants[name]], before=b200)
+
     return {
-        "with the longer of reading packed weights and multiplying them, not both": fit(
-            replace(h200, constants=h200.constants | {"packed_overlap": 1.0}), (*SPEED, *VLLM, *UNPACKED)
-        ),
-        "without `experts_us` and times of the host": fit(replace(h200, constants=none), (*SPEED, *UNPACKED)),
+        "the longer of reading packed weights and multiplying them, not both": fitted_with({"packed_overlap": 1.0}),
+        "no `experts_us`": fitted_with({"experts_us": 0.0}),
+        "no times of the host": fitted_with(dict.fromkeys(VLLM[1:], 0.0)),
+        "all prompts in one pass": fitted_with({"prompt_passes": 1.0}),
     }
+
+
+def waiting(one: Fitted) -> list[Cell]:
+    """Return the cells that were fitted on and whose steps wait for the host."""
+
+    def waits(cell: Cell) -> bool:
+        load = Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens)
+        made = setup(one.machine, cell.model, cell.precision)
+        return made.step(cell.method, cell.k, cell.concurrency, load.context)["host"] > 0
+
+    return [cell for cell in one.on if waits(cell)]
 
 
 def first_tokens(one: Fitted) -> dict[tuple[str, str, int], tuple[float, float]]:
@@ -264,9 +280,9 @@ def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitt
 
 
 def fit_prompt(one: Fitted) -> Fitted:
-    """Fit ``prompt_ms`` on times to the first token of the chosen cells of bf16, which no other constant matters to.
+    """Fit ``prompt_ms`` on times to the first token of the chosen cells of bf16 with one request.
 
-    Those of one request: of several, the engine takes the first that come in passes of their own.
+    No other constant that is fitted matters to these.
     """
     chosen = [cell for cell in one.on if (cell.precision, cell.concurrency) == ("bf16", 1)]
     bare = replace(one.machine, prompt_s=0.0)

@@ -1,7 +1,8 @@
 """benchmarks/PREDICT.md: predicted against published or measured, for tools/fit_hardware.py."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mxq.hardware import machine
@@ -28,13 +29,14 @@ measured, less one. The bounds were set before there was a model.
 _CONSTANTS = """
 B200 is fitted first, with H200's `prompt_ms`. A constant of H200 is drawn towards B200's: a factor of two weighs as
 much as one cell that is 5 % off. `scan_us` of B200 and H200 is 0: bytes of snapshots take longer there. `experts_us`
-and those of the host are vLLM's, fitted on H200; SGLang's are taken to be 0. MI355X has H200's constants, since both
-ran vLLM, and two of its own, `layer_us` and `scan_us`, fitted on one of its four figures and the one speedup that the
-text gives for 27B: plain decoding has the one and not the other. MI300X has no cells and MI355X's overheads. H200's are
-fitted on passes, behind the median first token, but for cells where requests waited. `matrix_share` and `prompt_ms` are
-from times to the first token on H200 with bf16, those of held-out cells too but for `prompt_ms`, which is from one
-request; H200's rate of MXFP4 is fitted with `packed_share`. What constants mean is in `mxq/hardware/machine.py`, the
-formulas are in `mxq/hardware/cost.py`.
+and those of the host are vLLM's, fitted on H200, and drawn so towards 15 us, and 5, 6 and 1 ms, which were chosen with
+cells in view; SGLang's are taken to be 0. MI355X has H200's constants, since both ran vLLM, and two of its own,
+`layer_us` and `scan_us`, fitted on one of its four figures and the one speedup that the text gives for 27B: plain
+decoding has the one and not the other. MI300X has no cells and MI355X's overheads. H200's are fitted on passes, behind
+the median first token, but for cells where requests waited. `matrix_share` and `prompt_ms` are from times to the first
+token on H200 with bf16, those of held-out cells too but for `prompt_ms`, which is from one request; H200's rate of
+MXFP4 is fitted with `packed_share`. What constants mean is in `mxq/hardware/machine.py`, the formulas are in
+`mxq/hardware/cost.py`.
 """
 
 _B200 = """\
@@ -60,18 +62,23 @@ Spreads, cells with fewer than three repeats so far, and what is not timed yet: 
 _MORE_OF_H200 = """\
 Both parts of a request are in these numbers. Without prompts, behind the median first token, the {} held-out cells
 where none waited are {:.1%} off at the median and {:.1%} at worst: that is what `mxq predict` prints where no lengths
-are given. Those with one request of 35B-A3B are the worst: the GPU waits for vLLM's own process there (`host_ms`),
-whose time differs from start to start and from repeat to repeat.
+are given, and more than the 25 % that were asked for whole requests. Those of 35B-A3B with one request and drafts are
+the worst: their passes are slower than bytes and overheads explain, and differ most from repeat to repeat. The model
+takes a step to have a least time, as if the GPU waited for vLLM's own process (`host_plain_ms`, `host_ms`, and
+`host_draft_ms` for each more of MTP's passes); no cell measures what that process takes. That DFlash's pass costs it
+what MTP's first does is assumed, and too little. Of the cells that were fitted on, these have it:
 
-Median first token, measured / predicted, in ms, of cells where none waited. Marlin multiplies slower for so many tokens
-than the rate that fits its passes:
+{}
+
+Median first token, measured / predicted, in ms, of cells where none waited. Prompts that come at once are taken to be
+three passes, which the host prepares while the GPU works; with several requests of 35B-A3B that is still too fast.
+Marlin multiplies slower for so many tokens than the rate that fits its passes (27B):
 """
 
 _TERMS = """
-What was added to the model when these cells were seen: reading packed weights and multiplying them are added up
-(`packed_overlap` 0); vLLM has an overhead of its own for experts, and a host that a step waits for; prompts that come
-at once take three passes, which the host prepares (with 8 requests of 35B-A3B they took three times as long as one
-pass). Fitted without the first two, held-out cells are off by:
+Reading packed weights and multiplying them one after the other (`packed_overlap` 0), an overhead of experts, times of
+the host and three passes over prompts were added to the model when these cells were seen. Fitted without one of these,
+held-out cells are off as follows; the first is for 27B with MXFP4:
 """
 
 _MI355X = """\
@@ -110,6 +117,7 @@ def page(
     without: "Mapping[str, Fitted]",
     decoding: Sequence[float],
     prompts: Mapping[tuple[str, str, int], tuple[float, float]],
+    waiting: Sequence[Cell],
     statements: Sequence[tuple[str, str, str]],
 ) -> str:
     """Return the page.
@@ -120,10 +128,11 @@ def page(
         without: H200 fitted without a term of the model, by what that is called.
         decoding: errors of H200's held-out cells without their prompts.
         prompts: median seconds to H200's first token, measured and predicted, by model, precision and concurrency.
+        waiting: cells that H200 was fitted on and that wait for the host.
         statements: of AMD's text on MI355X: of what, published, predicted.
     """
     mi355x = _mi355x(machines["mi355x"], others, statements)
-    h200 = _h200(machines["h200"], without, decoding, prompts)
+    h200 = _h200(machines["h200"], without, decoding, prompts, waiting)
     return "\n".join([*_head(machines), *_b200(machines["b200"]), *h200, *mi355x, _END])
 
 
@@ -162,16 +171,16 @@ def _b200(one: "Fitted") -> Iterator[str]:
     for row in sorted({(cell.model, cell.concurrency, cell.workload) for cell in one.cells}):
         mine = {(c.method, c.k): c for c in one.cells if (c.model, c.concurrency, c.workload) == row}
         yield _row(*row, *(_short(one, mine[method]) for method in methods))
-    yield from _by_method(one)
+    yield from _by_arm(one, lambda cell: f"{cell.model}, {cell.method}")
 
 
-def _by_method(one: "Fitted") -> Iterator[str]:
+def _by_arm(one: "Fitted", arm: Callable[[Cell], str]) -> Iterator[str]:
     yield ""
     yield from _titles("held out", "cells", "median", "worst")
-    for model, method in sorted({(cell.model, cell.method) for cell in one.cells}):
-        mine_held = [c for c in one.cells if (c.model, c.method) == (model, method) and c not in one.on]
-        errors = [abs(_error(one, cell)) for cell in mine_held]
-        yield _row(f"{model}, {method}", len(errors), f"{statistics.median(errors):.1%}", f"{max(errors):.1%}")
+    for name in dict.fromkeys(arm(cell) for cell in one.cells):
+        errors = [abs(_error(one, cell)) for cell in one.cells if arm(cell) == name and cell not in one.on]
+        if errors:
+            yield _row(name, len(errors), f"{statistics.median(errors):.1%}", f"{max(errors):.1%}")
     yield ""
 
 
@@ -180,21 +189,26 @@ def _h200(
     without: "Mapping[str, Fitted]",
     decoding: Sequence[float],
     prompts: Mapping[tuple[str, str, int], tuple[float, float]],
+    waiting: Sequence[Cell],
 ) -> Iterator[str]:
     yield _H200
     yield from _long(one, "measured", workloads=True)
-    yield from _by_method(one)
+    yield from _by_arm(one, lambda cell: f"{cell.model}, {cell.method}, {cell.concurrency} at once")
     errors = [abs(error) for error in decoding]
-    yield _MORE_OF_H200.format(len(errors), statistics.median(errors), max(errors))
+    those = "\n".join(f"- {_name(cell)}, {cell.workload}, {cell.concurrency} at once" for cell in waiting)
+    yield _MORE_OF_H200.format(len(errors), statistics.median(errors), max(errors), those)
     counts = sorted({concurrency for _, _, concurrency in prompts})
     yield from _titles("model", "precision", *(f"{count} at once" for count in counts))
     for model, precision in sorted({arm[:2] for arm in prompts}):
         found = [prompts.get((model, precision, count)) for count in counts]
         yield _row(model, precision, *("-" if pair is None else _milliseconds(*pair) for pair in found))
     yield _TERMS
-    yield from _titles("the model", "median", "worst")
+    yield from _titles("the model", "median", "worst", "of 27B, MXFP4: median", "worst")
     for name, other in {"as it is": one, **without}.items():
-        yield _row(name, *(f"{error:.1%}" for error in _held_out(other)))
+        packed = replace(
+            other, cells=tuple(c for c in other.cells if (c.model, c.precision) == ("Qwen3.5-27B", "mxfp4"))
+        )
+        yield _row(name, *(f"{error:.1%}" for found in (other, packed) for error in _held_out(found)))
     yield ""
 
 

@@ -15,7 +15,7 @@ groups, states and overheads are added, since one waits for the other::
                (``third_party/flash_linear_attention/ops/fused_recurrent.py``), and SGLang
                (``intermediate_ssm_state_cache`` of ``mem_cache/memory_pool.py``).
     overhead   for each layer, more for one with experts, and for each of the drafter's passes
-    host       what the engine's own process needs for a step beyond the GPU's time: no step is shorter
+    host       what is left to the least that a step takes, since the engine's own process prepares it
 """
 
 from collections import defaultdict
@@ -30,10 +30,6 @@ PARTS = (
     "host",
 )
 """What a step consists of. ``operations`` is the time that matrix products take beyond reading their weights."""
-
-PROMPT_PASSES = 3
-"""Over prompts that come at once, by an engine that plans ahead: of the first, of those that came meanwhile, and of the
-rest. The host prepares each, so that short ones wait for it."""
 
 Parts = dict[str, float]
 """Seconds by part."""
@@ -84,14 +80,18 @@ class Setup:
     def prompts(self, requests: int, tokens: int) -> float:
         """Return the seconds until ``requests`` requests that come at once have their first tokens.
 
+        An engine that plans ahead takes the first of them, then those that came meanwhile, then the rest: passes that
+        the host prepares one after the other, while the GPU works.
+
         Args:
             requests: how many.
             tokens: of each one's prompt, which lm_head sees the last one of only.
         """
         parts = _none()
         self._layers(parts, requests * tokens)
-        host = self.machine.prompt_s
-        return max(host + sum(parts.values()), min(requests, PROMPT_PASSES) * host)
+        parts.pop("overhead", None)  # prompt_s has it
+        machine = self.machine
+        return max(machine.prompt_s + sum(parts.values()), min(requests, machine.prompt_passes) * machine.prompt_s)
 
     def _target_pass(self, sequences: int, queries: int, context: float) -> Parts:
         target, machine, tokens = self.target, self.machine, sequences * queries
@@ -117,7 +117,7 @@ class Setup:
 
     def _experts(self, parts: Parts, name: str, layers: int, tokens: int, packed: Packed) -> None:
         target = self.target
-        if not target.experts:
+        if not target.experts or not tokens:
             return
         touched = experts_touched(target.experts, target.experts_per_token, tokens)
         worked = target.experts_per_token * tokens / touched

@@ -21,6 +21,7 @@ SHEET = {
     "bandwidth_share": 1.0,
     "matrix_share": 1.0,
     "packed_overlap": 1.0,
+    "prompt_passes": 1.0,
 }
 """Constants that are looked up or measured by themselves, with their unit in bytes, operations and seconds."""
 OVERHEADS = dict.fromkeys(("layer_us", "experts_us", "draft_us", "scan_us"), 1e-6) | dict.fromkeys(
@@ -29,7 +30,10 @@ OVERHEADS = dict.fromkeys(("layer_us", "experts_us", "draft_us", "scan_us"), 1e-
 SHARES = {"packed_share": 1.0, "snapshot_share": 1.0}
 FITTED = OVERHEADS | SHARES
 """Constants that are fitted on measured cells, with their unit in seconds."""
-_MAY_LACK = {"matrix_mxfp4_tflops", "packed_overlap", "experts_us", "host_plain_ms", "host_ms", "host_draft_ms"}
+_MAY_LACK = {
+    *("matrix_mxfp4_tflops", "packed_overlap", "prompt_passes"),
+    *("experts_us", "host_plain_ms", "host_ms", "host_draft_ms"),
+}
 _MAY_BE_0 = {*OVERHEADS, "packed_overlap"}
 _SHARES = {"bandwidth_share", "matrix_share", "packed_overlap", *SHARES}
 
@@ -53,11 +57,12 @@ class Machine:
         experts_s: more of a layer with experts: choosing them, sorting tokens, adding up; 0 if the file does not say.
         draft_s: of a drafter's pass: sampling, and what the engine does between passes.
         scan_s: of a token in one gated DeltaNet of a verify pass, since tokens wait for each other there.
-        host_plain_s: what the engine's own process takes for a step of plain decoding while the GPU works, so that none
-            is shorter; 0 if the file does not say.
+        host_plain_s: what a step of plain decoding takes at least, however little the GPU has to do, since the engine's
+            own process prepares it; 0 if the file does not say.
         host_s: the same of a step with drafts, whose drafter makes one pass; 0 if the file does not say.
         host_draft_s: more of it for each of the drafter's passes behind the first; 0 if the file does not say.
-        prompt_s: of a pass over prompts, which runs outside of graphs.
+        prompt_s: of a pass over prompts, which runs outside of graphs: all that is no byte or operation.
+        prompt_passes: that prompts take which come at once, if there are so many; 1 if the file does not say.
         sources: constant -> where its value is from.
     """
 
@@ -78,6 +83,7 @@ class Machine:
     host_s: float
     host_draft_s: float
     prompt_s: float
+    prompt_passes: float
     sources: dict[str, str]
 
     def host(self, passes: int) -> float:
@@ -108,6 +114,7 @@ class Machine:
             host_s=value.get("host_ms", 0.0),
             host_draft_s=value.get("host_draft_ms", 0.0),
             prompt_s=value["prompt_ms"],
+            prompt_passes=value.get("prompt_passes", 1.0),
             sources=sources,
         )
 

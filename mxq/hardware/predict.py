@@ -178,4 +178,4 @@ def _break_even(setup: Setup, method: str, k: int, load: Load, plain: float) -> 
     """Return the length at which a rate is ``plain``: the time per token is what no length shortens, and the rest."""
     fixed = 1 / tokens_per_s(setup, method, k, load, math.inf)
     rest = 1 / tokens_per_s(setup, method, k, load, 1) - fixed
-    return rest / (1 / plain - fixed) if 1 / plain > fixed else None
+    return max(1.0, rest / (1 / plain - fixed)) if 1 / plain > fixed else None

@@ -24,7 +24,7 @@ GROUPS = {
 """Parts of a step that are drawn together."""
 
 # Okabe and Ito's palette, in an order in which neighbours differ in grey, too.
-_COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#009E73", "#CC79A7", "#E69F00")
+_COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#009E73", "#CC79A7", "#000000")
 _LINES = {"dflash": "-", "mtp": "--", "ar": ":"}
 _MARKERS = "os^Dv"
 """Of budgets, from the smallest on."""

@@ -18,10 +18,8 @@ Cells = dict[tuple[str, str, str, str, int], dict[str, Any]]
 """Model, precision, method with its budget, workload ("any" for plain decoding), concurrency -> a cell."""
 
 PRECISIONS = ("bf16", "mxfp4")
-HANGS = {
-    ("Qwen3.5-35B-A3B", "dflash-15"): "with 8 requests a step of vLLM 0.25.1 takes 55 s (tools/gpu/README.md)",
-}
-"""Arms that were tried and cannot be timed, and why."""
+TRIED = {("Qwen3.5-35B-A3B", "dflash-15"): "on vLLM 0.25.1 and an H200 a step of 8 requests takes 55 s"}
+"""Arms that were tried and could not be timed, and why."""
 BEGIN, END = "<!-- tools/gpu/table.py writes from here -->", "<!-- to here -->"
 
 
@@ -110,8 +108,8 @@ def page(cells: Cells) -> Iterator[str]:
     )
     if any("VLLM_MOE_ROUTING_SIMULATION_STRATEGY" in cell["env"] and "A3B" in key[0] for key, cell in cells.items()):
         yield (
-            "Experts are drawn at random for each token, all alike often (vLLM's routing simulation): drafts of "
-            "made-up weights are alike, and would be sent to the same few.\n"
+            "Experts of 35B-A3B are drawn at random for each token, all alike often (vLLM's routing simulation): "
+            "drafts of made-up weights are alike, and would be sent to the same few.\n"
         )
     if early := [key for key, cell in cells.items() if "num_gpu_blocks_override" not in cell["engine_args"]]:
         methods = ", ".join(dict.fromkeys(f"{model} {method} {precision}" for model, precision, method, *_ in early))
@@ -134,9 +132,9 @@ def _missing(cells: Cells) -> Iterator[str]:
             if left:
                 said = "everything" if len(left) == len(arms) else ", ".join(left)
                 yield f"- {model}, {workload}: {said}"
-    for (model, method), why in HANGS.items():
-        if (model, "bf16", method, WORKLOADS[0]) not in there:
-            yield f"- {model} {method} was tried: {why}"
+    for (model, method), why in TRIED.items():
+        if any((model, precision, method, WORKLOADS[0]) not in there for precision in PRECISIONS):
+            yield f"- {model} {method} was tried: {why} ([tools/gpu](../tools/gpu/README.md))"
     short = [
         f"- {' '.join(map(str, key[:3]))}, {key[4]} in flight: {len(cell['repeats'])} repeats only"
         for key, cell in cells.items()
