@@ -50,7 +50,7 @@ check mypy
 # than OMP_NUM_THREADS, at least two, since many tests wait; more than four want more memory than a laptop has.
 processes=$(env -u OMP_NUM_THREADS nproc)
 processes=$((processes < 2 ? 2 : processes > 4 ? 4 : processes))
-check tests pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder \
+check tests pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 10 \
   ${select[@]+"${select[@]}"}
 
 if [[ ${#select[@]} -gt 0 ]]; then
