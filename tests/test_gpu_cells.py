@@ -374,6 +374,9 @@ def test_figures_of_the_scripts_page_are_those_of_the_cells() -> None:
     *later, one, other = (f"{seconds:.0f}" for seconds in started)
     assert f"first starts took {one} and {other} s so, later ones {later[0]} to {later[-1]} s" in text
 
+    arms = {key[:4] for key in table.read(ROOT / "benchmarks/results/h200") if key[0] == "Qwen3.5-35B-A3B"}
+    assert f"and {len(arms)} of 35B-A3B's {2 + 2 * 6 * 3} arms" in (ROOT / "CHANGELOG.md").read_text()
+
     def pass_ms(method: str) -> float:
         cells = table.read(ROOT / "benchmarks/results/h200-own-routing")
         (cell,) = (cell for key, cell in cells.items() if key[2] == method and key[4] == 32)

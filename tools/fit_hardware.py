@@ -44,8 +44,8 @@ UNPACKED = ("packed_share", "matrix_mxfp4_tflops")
 """Of kernels that unpack MXFP4 to bf16; the rate starts at the sheet's of bf16."""
 OF_H200 = (*SPEED, *VLLM, *UNPACKED)
 REST = ("packed_share", "prompt_ms")
-START = {"layer_us": 50, "draft_us": 200, "scan_us": 0.0, "snapshot_share": 0.35, "packed_share": 1, "prompt_ms": 0}
-START |= dict.fromkeys(VLLM, 0.0)
+START = dict.fromkeys(("scan_us", "prompt_ms", *VLLM), 0.0)
+START |= {"layer_us": 50, "draft_us": 200, "snapshot_share": 0.35, "packed_share": 1}
 """Where the first machine's search begins, whatever was fitted before."""
 START_VLLM = {"experts_us": 15, "host_plain_ms": 5, "host_ms": 6, "host_draft_ms": 1}
 """Where the search for vLLM's begins, and towards which it is drawn as others are towards the machine before."""
@@ -75,6 +75,10 @@ class Fitted:
     def predicted(self, cell: Cell) -> float:
         """Return tokens per second of a cell."""
         return predicted(self.machine, cell)
+
+    def error(self, cell: Cell) -> float:
+        """Return how far a cell's prediction is off, as a share of what was measured or published."""
+        return self.predicted(cell) / cell.tokens_per_s - 1
 
     @property
     def machine(self) -> machine.Machine:
@@ -146,9 +150,8 @@ def waiting(one: Fitted) -> list[Cell]:
     """Return the cells that were fitted on and whose steps wait for the host."""
 
     def waits(cell: Cell) -> bool:
-        load = Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens)
         made = setup(one.machine, cell.model, cell.precision)
-        return made.step(cell.method, cell.k, cell.concurrency, load.context)["host"] > 0
+        return made.step(cell.method, cell.k, cell.concurrency, load_of(cell).context)["host"] > 0
 
     return [cell for cell in one.on if waits(cell)]
 
@@ -224,8 +227,13 @@ def setup(on: machine.Machine, model: str, precision: str) -> Setup:
 
 def predicted(on: machine.Machine, cell: Cell) -> float:
     """Return tokens per second of a cell on a machine."""
-    load = Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens)
-    return tokens_per_s(setup(on, cell.model, cell.precision), cell.method, cell.k, load, cell.acceptance_length)
+    made = setup(on, cell.model, cell.precision)
+    return tokens_per_s(made, cell.method, cell.k, load_of(cell), cell.acceptance_length)
+
+
+def load_of(cell: Cell) -> Load:
+    """Return what was asked of a cell's server: all its requests at once."""
+    return Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens)
 
 
 def decoding(one: Fitted, cell: Cell) -> float | None:
@@ -233,8 +241,7 @@ def decoding(one: Fitted, cell: Cell) -> float | None:
 
     None where that was not measured, or not all requests have room at once.
     """
-    load, on = Load.of_request(cell.concurrency, cell.prompt_tokens, cell.output_tokens), one.machine
-    made = setup(on, cell.model, cell.precision)
+    load, made = load_of(cell), setup(one.machine, cell.model, cell.precision)
     if cell.ttft_s is None or running(made, cell.method, cell.k, cell.concurrency, load.longest) < cell.concurrency:
         return None
     without = Load(cell.concurrency, load.context)
@@ -246,12 +253,13 @@ def decoding(one: Fitted, cell: Cell) -> float | None:
 def off(one: Fitted, cell: Cell) -> float:
     """Return the error of a cell, without its prompts where that is known."""
     behind = decoding(one, cell)
-    return one.predicted(cell) / cell.tokens_per_s - 1 if behind is None else behind
+    return one.error(cell) if behind is None else behind
 
 
 def fit(one: Fitted, names: Sequence[str], before: Fitted | None = None) -> Fitted:
-    """Fit constants by least squares of log(predicted / measured) on the chosen cells, without prompts where that is
-    known: ``prompt_ms`` is fitted by itself.
+    """Fit constants by least squares of log(predicted / measured) on the chosen cells.
+
+    Without prompts, where that is known (:func:`off`): ``prompt_ms`` is fitted by itself.
 
     With ``before``, each is drawn towards that machine's by one residual for a factor of two; those of MXFP4 and of
     vLLM, which no machine before was fitted with, towards where they start.

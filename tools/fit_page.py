@@ -62,7 +62,7 @@ Spreads, cells with fewer than three repeats so far, and what is not timed yet: 
 _MORE_OF_H200 = """\
 Both parts of a request are in these numbers. Without prompts, behind the median first token, the {} held-out cells
 where none waited are {:.1%} off at the median and {:.1%} at worst: that is what `mxq predict` prints where no lengths
-are given, and more than the 25 % that were asked for whole requests. Those of 35B-A3B with one request and drafts are
+are given; 25 % at worst were asked for whole requests. Those of 35B-A3B with one request and drafts are
 the worst: their passes are slower than bytes and overheads explain, and differ most from repeat to repeat. The model
 takes a step to have a least time, as if the GPU waited for vLLM's own process (`host_plain_ms`, `host_ms`, and
 `host_draft_ms` for each more of MTP's passes); no cell measures what that process takes. That DFlash's pass costs it
@@ -154,7 +154,7 @@ def _head(machines: "Mapping[str, Fitted]") -> Iterator[str]:
 
 def _held_out(one: "Fitted") -> tuple[float, float]:
     """Return median and largest error of the cells that were held out."""
-    errors = [abs(_error(one, cell)) for cell in one.cells if cell not in one.on]
+    errors = [abs(one.error(cell)) for cell in one.cells if cell not in one.on]
     return statistics.median(errors), max(errors)
 
 
@@ -178,7 +178,7 @@ def _by_arm(one: "Fitted", arm: Callable[[Cell], str]) -> Iterator[str]:
     yield ""
     yield from _titles("held out", "cells", "median", "worst")
     for name in dict.fromkeys(arm(cell) for cell in one.cells):
-        errors = [abs(_error(one, cell)) for cell in one.cells if arm(cell) == name and cell not in one.on]
+        errors = [abs(one.error(cell)) for cell in one.cells if arm(cell) == name and cell not in one.on]
         if errors:
             yield _row(name, len(errors), f"{statistics.median(errors):.1%}", f"{max(errors):.1%}")
     yield ""
@@ -192,7 +192,7 @@ def _h200(
     waiting: Sequence[Cell],
 ) -> Iterator[str]:
     yield _H200
-    yield from _long(one, "measured", workloads=True)
+    yield from _long(one, "measured")
     yield from _by_arm(one, lambda cell: f"{cell.model}, {cell.method}, {cell.concurrency} at once")
     errors = [abs(error) for error in decoding]
     those = "\n".join(f"- {_name(cell)}, {cell.workload}, {cell.concurrency} at once" for cell in waiting)
@@ -226,21 +226,20 @@ def _mi355x(one: "Fitted", others: "Sequence[Fitted]", statements: Sequence[tupl
     yield _CHOICE
     yield from _titles("fitted on", *map(_name, one.cells))
     for other in others:
-        yield _row(_name(other.on[0]), *(f"{_error(other, cell):+.1%}" for cell in other.cells))
+        yield _row(_name(other.on[0]), *(f"{other.error(cell):+.1%}" for cell in other.cells))
     yield ""
 
 
-def _long(one: "Fitted", source: str, *, workloads: bool = False) -> Iterator[str]:
+def _long(one: "Fitted", source: str) -> Iterator[str]:
     yield from _titles(
-        *("model", "precision", "method", *(["workload"] if workloads else []), "c"),
-        *("acceptance length", f"{source} tok/s", "predicted", "error", "used"),
+        *("model", "precision", "method", "workload", "c", "acceptance length"),
+        *(f"{source} tok/s", "predicted", "error", "used"),
     )
     for cell in one.cells:
         yield _row(
-            *(cell.model, cell.precision, _method(cell.method, cell.k)),
-            *([cell.workload, cell.concurrency] if workloads else [cell.concurrency]),
+            *(cell.model, cell.precision, _method(cell.method, cell.k), cell.workload, cell.concurrency),
             *(f"{cell.acceptance_length:.3f}", _digits(cell.tokens_per_s), _digits(one.predicted(cell))),
-            *(f"{_error(one, cell):+.1%}", "fitted on" if cell in one.on else "held out"),
+            *(f"{one.error(cell):+.1%}", "fitted on" if cell in one.on else "held out"),
         )
 
 
@@ -263,12 +262,8 @@ def _method(method: str, k: int) -> str:
 
 def _short(one: "Fitted", cell: Cell) -> str:
     rates = f"{_digits(one.predicted(cell))} / {_digits(cell.tokens_per_s)}"
-    error = f"{_error(one, cell):+.0%}".replace("-0%", "0%").replace("+0%", "0%")
+    error = f"{one.error(cell):+.0%}".replace("-0%", "0%").replace("+0%", "0%")
     return f"{rates}, {error}{'*' if cell in one.on else ''}"
-
-
-def _error(one: "Fitted", cell: Cell) -> float:
-    return one.predicted(cell) / cell.tokens_per_s - 1
 
 
 def _digits(rate: float) -> str:

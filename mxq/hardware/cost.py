@@ -89,9 +89,13 @@ class Setup:
         """
         parts = _none()
         self._layers(parts, requests * tokens)
-        parts.pop("overhead", None)  # prompt_s has it
         machine = self.machine
         return max(machine.prompt_s + sum(parts.values()), min(requests, machine.prompt_passes) * machine.prompt_s)
+
+    @property
+    def _layer_s(self) -> float:
+        """Seconds of one of the target's layers beyond bytes and operations; its MTP head has such a layer, too."""
+        return self.machine.layer_s + (self.machine.experts_s if self.target.experts else 0.0)
 
     def _target_pass(self, sequences: int, queries: int, context: float) -> Parts:
         target, machine, tokens = self.target, self.machine, sequences * queries
@@ -104,7 +108,7 @@ class Setup:
         if queries > 1:
             one = max(machine.scan_s, state / (machine.bandwidth * machine.snapshot_share))
             parts["snapshots"] = target.gdn_layers * queries * one
-        parts["overhead"] += target.layers * machine.layer_s
+        parts["overhead"] = target.layers * self._layer_s
         return dict(parts)
 
     def _layers(self, parts: Parts, tokens: int) -> None:
@@ -124,7 +128,6 @@ class Setup:
         self._product(parts, name, layers * touched * target.expert, worked, packed=packed.experts)
         self._product(parts, name, layers * target.shared, tokens, packed=packed.shared)
         self._product(parts, name, layers * target.router, tokens)
-        parts["draft overhead" if name.startswith("draft ") else "overhead"] += layers * self.machine.experts_s
 
     def _product(self, parts: Parts, name: str, parameters: float, tokens: float, *, packed: bool = False) -> None:
         machine = self.machine
@@ -148,7 +151,7 @@ class Setup:
         self._experts(parts, "draft weights", 1, sequences, packed)
         self._product(parts, "draft lm_head", target.lm_head, sequences)
         parts["draft K/V"] = sequences * context * target.kv_bytes / self.machine.bandwidth
-        parts["draft overhead"] += self.machine.layer_s + self.machine.draft_s
+        parts["draft overhead"] = self._layer_s + self.machine.draft_s
         return dict(parts)
 
     def _dflash_pass(self, sequences: int, queries: int, context: float) -> Parts:

@@ -30,10 +30,11 @@ OVERHEADS = dict.fromkeys(("layer_us", "experts_us", "draft_us", "scan_us"), 1e-
 SHARES = {"packed_share": 1.0, "snapshot_share": 1.0}
 FITTED = OVERHEADS | SHARES
 """Constants that are fitted on measured cells, with their unit in seconds."""
-_MAY_LACK = {
-    *("matrix_mxfp4_tflops", "packed_overlap", "prompt_passes"),
-    *("experts_us", "host_plain_ms", "host_ms", "host_draft_ms"),
-}
+_UNSAID = {"packed_overlap": 1.0, "prompt_passes": 1.0} | dict.fromkeys(
+    ("experts_us", "host_plain_ms", "host_ms", "host_draft_ms"), 0.0
+)
+"""Values of constants that a file does not say."""
+_MAY_LACK = {"matrix_mxfp4_tflops", *_UNSAID}
 _MAY_BE_0 = {*OVERHEADS, "packed_overlap"}
 _SHARES = {"bandwidth_share", "matrix_share", "packed_overlap", *SHARES}
 
@@ -93,7 +94,8 @@ class Machine:
     @classmethod
     def of(cls, name: str, gpu: str, constants: dict[str, float], sources: dict[str, str]) -> "Machine":
         """Make one of a file's constants, in the units that their names say."""
-        value = {key: constants[key] * unit for key, unit in (SHEET | FITTED).items() if key in constants}
+        said = _UNSAID | constants
+        value = {key: said[key] * unit for key, unit in (SHEET | FITTED).items() if key in said}
         matrix = value["matrix_share"]
         packed = value.get("matrix_mxfp4_tflops")
         return cls(
@@ -104,17 +106,17 @@ class Machine:
             bf16=value["matrix_bf16_tflops"] * matrix,
             mxfp4=None if packed is None else packed * matrix,
             packed_share=value["packed_share"],
-            packed_overlap=value.get("packed_overlap", 1.0),
+            packed_overlap=value["packed_overlap"],
             snapshot_share=value["snapshot_share"],
             layer_s=value["layer_us"],
-            experts_s=value.get("experts_us", 0.0),
+            experts_s=value["experts_us"],
             draft_s=value["draft_us"],
             scan_s=value["scan_us"],
-            host_plain_s=value.get("host_plain_ms", 0.0),
-            host_s=value.get("host_ms", 0.0),
-            host_draft_s=value.get("host_draft_ms", 0.0),
+            host_plain_s=value["host_plain_ms"],
+            host_s=value["host_ms"],
+            host_draft_s=value["host_draft_ms"],
             prompt_s=value["prompt_ms"],
-            prompt_passes=value.get("prompt_passes", 1.0),
+            prompt_passes=value["prompt_passes"],
             sources=sources,
         )
 

@@ -18,7 +18,7 @@ Cells = dict[tuple[str, str, str, str, int], dict[str, Any]]
 """Model, precision, method with its budget, workload ("any" for plain decoding), concurrency -> a cell."""
 
 PRECISIONS = ("bf16", "mxfp4")
-TRIED = {("Qwen3.5-35B-A3B", "dflash-15"): "on vLLM 0.25.1 and an H200 a step of 8 requests takes 55 s"}
+TRIED = {("Qwen3.5-35B-A3B", "dflash-15"): "it hangs with 8 requests on vLLM 0.25.1 and an H200"}
 """Arms that were tried and could not be timed, and why."""
 BEGIN, END = "<!-- tools/gpu/table.py writes from here -->", "<!-- to here -->"
 
