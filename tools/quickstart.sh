@@ -32,7 +32,7 @@ say "2/3 Verify it against its source"
 run mxq verify "$converted" --against testbed:dense ||
   die "$converted does not pass" "if an earlier version made it: remove $out, then run this again"
 
-say "3/3 Decode the same prompts with both: plain, MTP, DFlash (two to four minutes)"
+say "3/3 Decode the same prompts with both: plain, MTP, DFlash (two to six minutes)"
 run mxq eval --bf16 testbed:dense --mxfp4 "$converted" --spec mtp --spec dflash -k 3 -k 15 --limit 3 --out "$out/run"
 
 cat >&2 <<END
